@@ -1,0 +1,46 @@
+# `make test` and `make demo` set up everything they need in .venv, on a machine with Python, make and git.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.complete
+WORKERS ?= 2
+
+.PHONY: help venv lint test demo drills bench clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+venv: $(STAMP)  ## the virtual environment, rebuilt only when its inputs change
+
+# One pip command, so that the pinned torch is chosen before anything that depends on torch.
+$(STAMP): pyproject.toml constraints.txt
+	@rm -f $(STAMP)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; run make PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+lint: venv  ## style, formatting and strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --warnings
+
+test: lint  ## what CI runs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+demo: venv  ## the derived table, one derivation, one norm experiment with a figure
+	@$(BIN)/mupscale demo
+
+drills: venv  ## the slow checks; their tables go to results/drills/
+	@for drill in drills/*.py; do \
+	    name=$$(basename $$drill .py); echo "drill: $$name"; \
+	    $(BIN)/python $$drill > results/drills/$$name.txt || exit 1; cat results/drills/$$name.txt; done
+
+bench: venv  ## the benchmarks; their tables go to results/benchmarks/
+	@mkdir -p results/benchmarks
+	@for benchmark in benchmarks/*.py; do \
+	    name=$$(basename $$benchmark .py); echo "benchmark: $$name"; \
+	    $(BIN)/python $$benchmark > results/benchmarks/$$name.txt || exit 1; cat results/benchmarks/$$name.txt; done
+
+clean:  ## remove what the other targets made
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis runs

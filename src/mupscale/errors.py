@@ -1,0 +1,65 @@
+"""The exceptions that a user can cause, in one tree.
+
+Every message names the thing, the value got, the value expected, and the fix. `exit_status` is what the command
+line returns: 2 for wrong use, 4 for a disk that will not take the result.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class MupscaleError(Exception):
+    """The root: catch this to catch all that mupscale raises on purpose."""
+
+    exit_status = 2
+
+
+class DimensionError(MupscaleError, ValueError):
+    """A width, depth, shape or number of repetitions that cannot be."""
+
+
+class UnknownNameError(MupscaleError, LookupError):
+    """A name that is not known, with the nearest one that is.
+
+    >>> UnknownNameError("optimizer", "adamv", ["sgd", "adam", "adamw"]).args[0]
+    "unknown optimizer 'adamv'. Did you mean 'adamw'? Known: sgd, adam, adamw."
+    """
+
+    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
+        known = list(known)
+        near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        super().__init__(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(known)}.")
+
+
+class OptionError(MupscaleError, ValueError):
+    """A setting whose value is wrong."""
+
+
+class NotDerivedError(MupscaleError):
+    """A unit and an optimizer that have no rule together."""
+
+
+class NotExactError(MupscaleError):
+    """A reparametrization that would change the training it claims to leave alone."""
+
+
+class NonFiniteError(MupscaleError, ValueError):
+    """NaN or infinity where a number is needed."""
+
+
+class MissingExtraError(MupscaleError, ImportError):
+    """An optional dependency that is not installed, with the line that installs it.
+
+    >>> MissingExtraError("matplotlib", "report").args[0]
+    "matplotlib is not installed. Install it with: pip install 'mupscale[report]'"
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed. Install it with: pip install 'mupscale[{extra}]'")
+
+
+class StorageError(MupscaleError, OSError):
+    """A result that could not be written; what was there before is intact."""
+
+    exit_status = 4
