@@ -19,15 +19,15 @@ class DimensionError(MupscaleError, ValueError):
 
 
 class UnknownNameError(MupscaleError, LookupError):
-    """A name that is not known, with the nearest one that is.
+    """A name that is not known, with the nearest one that is; `aliases` are near too, but not listed.
 
-    >>> UnknownNameError("optimizer", "adamv", ["sgd", "adam", "adamw"]).args[0]
-    "unknown optimizer 'adamv'. Did you mean 'adamw'? Known: sgd, adam, adamw."
+    >>> UnknownNameError("optimizer", "adanw", ["sgd", "muon", "adamw"]).args[0]
+    "unknown optimizer 'adanw'. Did you mean 'adamw'? Known: sgd, muon, adamw."
     """
 
-    def __init__(self, kind: str, name: object, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: object, known: Iterable[str], aliases: Iterable[str] = ()) -> None:
         known = list(known)
-        near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(name).lower(), [*known, *aliases], n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         super().__init__(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(known)}.")
 

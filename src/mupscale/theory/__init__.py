@@ -1,0 +1,57 @@
+"""Theory: from what a weight is to what it gets. Symbolic, without torch."""
+
+from mupscale.theory.derivation import derive
+from mupscale.theory.optimizers import DECAYS, OPTIMIZERS, Decay, Optimizer, Sizes, optimizer_named
+from mupscale.theory.rules import RULES, Rule, rule_named
+from mupscale.theory.scaling import FIELDS, LABELS, Factors, Scaling, Step
+from mupscale.theory.tables import Table, compare_optimizers, optimizers_to_text, parameterization
+from mupscale.theory.units import (
+    Adapter,
+    Dense,
+    Embedding,
+    Expert,
+    Fused,
+    KeyValue,
+    LowRank,
+    Readout,
+    Residual,
+    Router,
+    Unit,
+    Vector,
+    unit_named,
+)
+
+__all__ = [
+    "DECAYS",
+    "FIELDS",
+    "LABELS",
+    "OPTIMIZERS",
+    "RULES",
+    "Adapter",
+    "Decay",
+    "Dense",
+    "Embedding",
+    "Expert",
+    "Factors",
+    "Fused",
+    "KeyValue",
+    "LowRank",
+    "Optimizer",
+    "Readout",
+    "Residual",
+    "Router",
+    "Rule",
+    "Scaling",
+    "Sizes",
+    "Step",
+    "Table",
+    "Unit",
+    "Vector",
+    "compare_optimizers",
+    "derive",
+    "optimizer_named",
+    "optimizers_to_text",
+    "parameterization",
+    "rule_named",
+    "unit_named",
+]

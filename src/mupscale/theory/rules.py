@@ -1,0 +1,104 @@
+"""Rules: presets of independent choices. A rule of your own is a value of the same type."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import sympy
+
+from mupscale.errors import OptionError, UnknownNameError
+from mupscale.theory import formulas
+from mupscale.theory.formulas import Expr
+
+Scaled = Literal["scaled", "none"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What scales, and how.
+
+    width      "scaled": init, multiplier and rate follow the derivation in width; "none": they stay at the base value
+    kv_factor  the rate of repeated key/value heads over the hidden one: "hidden" (1), "derived" (from the unit's true
+               dimensions), "paper" (derived as if heads × head_dim = n), or a formula in r, n, inner: "sqrt(r)"
+    decay      "scaled": as derived for the decay mode; "none": the base value
+    depth      β on residual branches: "none" (1), "1/L", "1/sqrt(L)", or any formula in L
+    eps        "scaled": follows the gradient; "none": the base value
+
+    >>> Rule("mine", kv_factor="((1 + sqrt(r))/2)**0.7").kv_factor
+    '((1 + sqrt(r))/2)**0.7'
+    >>> RULES["gqa-mup"].but(depth="none").depth
+    'none'
+    """
+
+    name: str
+    width: Scaled = "scaled"
+    kv_factor: str = "derived"
+    decay: Scaled = "scaled"
+    depth: str = "1/L"
+    eps: Scaled = "scaled"
+
+    def __post_init__(self) -> None:
+        for field in ("width", "decay", "eps"):
+            if getattr(self, field) not in ("scaled", "none"):
+                raise UnknownNameError(f"setting for {field}", getattr(self, field), ["scaled", "none"])
+        self.beta(formulas.L)
+        self.literal_kv_factor()
+
+    def beta(self, depth: Expr) -> Expr:
+        """Factor on a residual branch of a network with that many blocks."""
+        if self.depth == "none":
+            return sympy.Integer(1)
+        formula = _positive("depth", self.depth, ["L"], "none, 1/L, 1/sqrt(L)")
+        return formula.subs(formulas.L, depth)
+
+    def literal_kv_factor(self) -> Expr | None:
+        """The key/value factor where it is given as a formula, None where it is to be derived."""
+        if self.kv_factor in ("derived", "paper"):
+            return None
+        if self.kv_factor == "hidden":
+            return sympy.Integer(1)
+        return _positive("kv_factor", self.kv_factor, ["n", "r", "inner"], "hidden, derived, paper")
+
+    def but(self, **changes: Any) -> "Rule":
+        """The same rule with some choices changed; the name says so."""
+        changes = {key: value for key, value in changes.items() if value is not None and value != getattr(self, key)}
+        if not changes:
+            return self
+        altered = ", ".join(f"{key} {value}" for key, value in changes.items())
+        return replace(self, name=f"{self.name} ({altered})", **changes)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _positive(field: str, text: str, symbols: list[str], words: str) -> Expr:
+    try:
+        formula = formulas.parse(text, symbols)
+    except (OptionError, UnknownNameError) as error:
+        raise OptionError(f"{field}={text!r}: {error} Or choose one of: {words}.") from error
+    if not formula.is_positive:
+        raise OptionError(f"{field}={text!r} is not positive for all {', '.join(symbols)}. Or choose one of: {words}.")
+    return formula
+
+
+RULES: Mapping[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        Rule("sp", width="none", kv_factor="hidden", decay="none", depth="none", eps="none"),
+        Rule("mup", width="scaled", kv_factor="hidden", decay="none", depth="none", eps="none"),
+        Rule("complete-p", width="scaled", kv_factor="hidden", decay="scaled", depth="1/L", eps="scaled"),
+        Rule("gqa-mup", width="scaled", kv_factor="derived", decay="scaled", depth="1/L", eps="scaled"),
+    )
+}
+
+
+def rule_named(name: str) -> Rule:
+    """The preset of that name.
+
+    >>> rule_named("mup").decay
+    'none'
+    """
+    known = RULES.get(name.lower().replace("_", "-"))
+    if known is None:
+        raise UnknownNameError("rule", name, RULES)
+    return known

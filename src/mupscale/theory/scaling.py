@@ -1,0 +1,281 @@
+"""The result of a derivation: five exact expressions, the steps that led to them, and what can be done with them."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import sympy
+
+from mupscale.errors import DimensionError, NotExactError, OptionError, UnknownNameError
+from mupscale.theory import formulas
+from mupscale.theory.formulas import Expr, inline, latex, tidy
+from mupscale.theory.optimizers import Decay, Optimizer
+from mupscale.theory.rules import Rule
+from mupscale.theory.units import Standing, Unit
+
+FIELDS = ("init_std", "multiplier", "lr", "weight_decay", "eps")
+LABELS = {
+    "init_std": "init std",
+    "multiplier": "multiplier",
+    "lr": "learning rate",
+    "weight_decay": "weight decay",
+    "eps": "epsilon",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a derivation: `quantity` (text and LaTeX) has `value`, for `reason`, found in `source`."""
+
+    title: str
+    quantity: tuple[str, str]
+    value: Expr
+    reason: str
+    source: str
+    standing: Standing = "derived"
+
+    def to_dict(self) -> dict[str, str]:
+        return {
+            "title": self.title,
+            "quantity": self.quantity[0],
+            "value": str(self.value),
+            "reason": self.reason,
+            "source": self.source,
+            "standing": self.standing,
+        }
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A scaling in numbers: what the base values are multiplied by."""
+
+    init_std: float
+    multiplier: float
+    lr: float
+    weight_decay: float
+    eps: float
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What one unit gets under one rule and optimizer, relative to the base values σ0, η0, λ0, ε0."""
+
+    unit: Unit
+    optimizer: Optimizer
+    rule: Rule
+    decay: Decay
+    init_std: Expr
+    multiplier: Expr
+    lr: Expr
+    weight_decay: Expr
+    eps: Expr
+    steps: tuple[Step, ...] = field(repr=False)
+    blocks: Mapping[str, "Scaling"] = field(default_factory=dict[str, "Scaling"], repr=False)
+    """For a fused matrix, what the rows of each block get; they differ in multiplier and init only."""
+
+    @property
+    def expressions(self) -> dict[str, Expr]:
+        return {name: getattr(self, name) for name in FIELDS}
+
+    @property
+    def standing(self) -> str:
+        """Either "derived" in the paper's framework, "extrapolated" beyond it, or derived but for some steps."""
+        if "extrapolated" in (self.unit.standing, self.optimizer.standing):
+            return "extrapolated"
+        beyond = sum(step.standing == "extrapolated" for step in self.steps)
+        if not beyond:
+            return "derived"
+        return f"derived, {'one extrapolated step' if beyond == 1 else f'{beyond} extrapolated steps'}"
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What a reader must know besides."""
+        other = ""
+        if self.optimizer.name == "adam" and self.decay != "l2":
+            other = f"torch.optim.Adam decays by l2; this is {self.decay} decay (torch.optim.AdamW's is lr_coupled)"
+        return tuple(text for text in (self.unit.remark, self.optimizer.caveat, other) if text)
+
+    def fold(self, multiplier: Expr | str | float | None = None) -> "Scaling":
+        """Move a factor of the forward pass into the parameter (W' = aW, g' = g/a) without changing the training.
+
+        The whole multiplier unless another is given. Refuses where the optimizer makes it inexact.
+
+        >>> from mupscale.theory import Readout, derive
+        >>> folded = derive(Readout("n"), "adamw").fold()
+        >>> folded.init_std, folded.lr, folded.weight_decay, folded.eps, folded.multiplier
+        (1/n, 1/n, n, 1, 1)
+        """
+        a = self.multiplier if multiplier is None else _positive(multiplier)
+        if a == 1:
+            return self
+        if self.optimizer.not_exact:
+            raise NotExactError(
+                f"a multiplier of {inline(a)} cannot be folded under {self.optimizer}: {self.optimizer.not_exact}. "
+                "Keep the multiplier in the forward pass."
+            )
+        rate = a ** (1 + self.optimizer.gradient_degree - self.optimizer.weight_degree)
+        decay: dict[Decay, Expr] = {"lr_coupled": 1 / rate, "independent": sympy.Integer(1), "l2": a**-2}
+        step = Step(
+            "Folding",
+            ("a", "a"),
+            a,
+            f"W' = aW has the gradient g/a, so that std × a, rate × {inline(rate)}, decay × "
+            f"{inline(decay[self.decay])} and epsilon × {inline(a**-self.optimizer.epsilon_degree)} train alike",
+            "abc-symmetry (Yang & Hu 2021)",
+        )
+        return dataclasses.replace(
+            self,
+            init_std=tidy(self.init_std * a),
+            multiplier=tidy(self.multiplier / a),
+            lr=tidy(self.lr * rate),
+            weight_decay=tidy(self.weight_decay * decay[self.decay]),
+            eps=tidy(self.eps / a**self.optimizer.epsilon_degree),
+            steps=(*self.steps, step),
+            blocks={name: block.fold(a) for name, block in self.blocks.items()},
+        )
+
+    def evaluate(
+        self,
+        *,
+        target: Mapping[str, int],
+        base: Mapping[str, int] | None = None,
+        reference_r: int | None = None,
+    ) -> Factors:
+        """Numbers: each expression at the target over the same at the base.
+
+        A dimension that the base leaves unsaid is the target's own, so that a base planned onto itself gives 1
+        everywhere. `reference_r=1` reads r absolutely, whatever the base has. What is 0 (the decay of a gain) stays 0.
+
+        >>> from mupscale.theory import KeyValue, derive
+        >>> kv = derive(KeyValue("n", "r"), "adamw")
+        >>> kv.evaluate(base={"n": 256, "r": 1}, target={"n": 1024, "r": 4}).lr
+        0.375
+        >>> kv.evaluate(base={"n": 256}, target={"n": 1024, "r": 4}).lr
+        0.25
+        """
+        needed = sorted(self.unit.dimensions() | {str(s) for e in self.expressions.values() for s in e.free_symbols})
+        high = _numbers("target", target, needed)
+        missing = [name for name in needed if name not in high]
+        if missing:
+            said = ", ".join(f"{k}={v}" for k, v in target.items()) or "nothing"
+            raise DimensionError(f"target says {said}, but {self.unit} also needs {', '.join(missing)}.")
+        self.unit.at(high)
+        low = high | _numbers("base", base or {}, needed)
+        if reference_r is not None and "r" in needed:
+            low |= _numbers("reference_r", {"r": reference_r}, ["r"])
+        return Factors(**{k: _ratio(e, tuple(high.items()), tuple(low.items())) for k, e in self.expressions.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; the five expressions are strings that sympy reads."""
+        data: dict[str, Any] = {
+            "unit": str(self.unit),
+            "optimizer": self.optimizer.name,
+            "rule": self.rule.name,
+            "decay": self.decay,
+            "standing": self.standing,
+            "caveats": list(self.caveats),
+            **{name: str(value) for name, value in self.expressions.items()},
+            "steps": [step.to_dict() for step in self.steps],
+        }
+        if self.blocks:
+            data["blocks"] = {
+                name: {key: str(value) for key, value in block.expressions.items()}
+                for name, block in self.blocks.items()
+            }
+        return data
+
+    def to_text(self, *, steps: bool = True) -> str:
+        lines = [f"{self.unit} · {self.rule} · {self.optimizer} · {self.decay} decay · {self.standing}", ""]
+        lines += [f"  {LABELS[name]:<14} {inline(value)}" for name, value in self.expressions.items()]
+        lines += [
+            f"  rows of {name}: multiplier {inline(b.multiplier)}, init std {inline(b.init_std)}"
+            for name, b in self.blocks.items()
+        ]
+        lines += [f"\n  note: {caveat}" for caveat in self.caveats]
+        for number, step in enumerate(self.steps if steps else (), start=1):
+            mark = "" if step.standing == "derived" else f"  ({step.standing})"
+            lines += [
+                "",
+                f"{number}. {step.title}{mark}",
+                f"     {step.quantity[0]} = {inline(step.value)}",
+                f"     why: {step.reason}",
+                f"     [{step.source}]",
+            ]
+        return "\n".join(lines)
+
+    def to_markdown(self, *, steps: bool = True) -> str:
+        lines = [f"**{self.unit}**, {self.rule}, {self.optimizer}, {self.decay} decay: *{self.standing}*", ""]
+        lines += ["| | |", "|---|---|"]
+        lines += [f"| {LABELS[name]} | ${latex(value)}$ |" for name, value in self.expressions.items()]
+        lines += [
+            f"| rows of {name}: multiplier | ${latex(block.multiplier)}$ |" for name, block in self.blocks.items()
+        ]
+        lines += [f"\n> {caveat}" for caveat in self.caveats]
+        for number, step in enumerate(self.steps if steps else (), start=1):
+            mark = "" if step.standing == "derived" else f" *({step.standing})*"
+            lines += ["", f"{number}. **{step.title}**{mark}: ${step.quantity[1]} = {latex(step.value)}$."]
+            lines += [f"   Why: {step.reason} ({step.source})."]
+        return "\n".join(lines)
+
+    def to_latex(self, *, steps: bool = True) -> str:
+        rows = [rf"\text{{{LABELS[name]}}} &= {latex(value)} \\" for name, value in self.expressions.items()]
+        lines = [
+            rf"% {self.unit}, {self.rule}, {self.optimizer}, {self.decay}: {self.standing}",
+            r"\begin{align*}",
+        ]
+        lines += [*rows, r"\end{align*}"]
+        if steps:
+            lines += [r"\begin{enumerate}"]
+            for step in self.steps:
+                lines += [
+                    rf"  \item \textbf{{{step.title}}} ({step.standing}): ${step.quantity[1]} = {latex(step.value)}$."
+                ]
+                lines += [f"    Why: {_latex_text(step.reason)} ({_latex_text(step.source)})."]
+            lines += [r"\end{enumerate}"]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.to_text(steps=False)
+
+
+def _positive(value: Expr | str | float) -> Expr:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise OptionError(f"multiplier={value} is not finite. Give a positive number or formula such as '1/n'.")
+    a = formulas.parse(value) if isinstance(value, str) else sympy.nsimplify(value, rational=True)
+    if not a.is_positive:
+        raise OptionError(f"multiplier={value} is not positive. Give a positive number or formula such as '1/n'.")
+    return a
+
+
+def _numbers(where: str, values: Mapping[str, int], needed: list[str]) -> dict[str, int]:
+    for name in values:
+        if name not in needed and name not in formulas.SYMBOLS:
+            raise UnknownNameError(f"dimension in {where}", name, dict.fromkeys([*formulas.SYMBOLS, *needed]))
+    whole = {name: formulas.dimension(f"{where}: {name}", value) for name, value in values.items()}
+    return {name: int(value) for name, value in whole.items()}
+
+
+@lru_cache(maxsize=4096)
+def _ratio(expression: Expr, high: tuple[tuple[str, int], ...], low: tuple[tuple[str, int], ...]) -> float:
+    if expression == 0:
+        return 0.0
+    at = [expression.subs({formulas.symbol(name): value for name, value in values}) for values in (high, low)]
+    # 30 digits before the one rounding, so that the result is the nearest double.
+    return float(sympy.N(at[0] / at[1], 30))
+
+
+_LATEX = {
+    "√": r"\surd ", "σ": r"\sigma ", "Δ": r"\Delta ", "‖": r"\|", "×": r"\times ", "β": r"\beta ", "μ": r"\mu ",
+    "ε": r"\varepsilon ", "λ": r"\lambda ", "η": r"\eta ", "Θ": r"\Theta ", "·": r"\cdot ", "≤": r"\le ",
+    "₀": "_0", "²": "^2",
+}  # fmt: skip
+_ESCAPES = {key: f"${value}$" for key, value in _LATEX.items()} | {
+    "_": r"\_", "^": r"\^{}", "%": r"\%", "&": r"\&", "–": "--",
+}  # fmt: skip
+
+
+def _latex_text(text: str) -> str:
+    return "".join(_ESCAPES.get(character, character) for character in text)

@@ -1,0 +1,349 @@
+"""Units: what a weight is to the network. Each says its shape, and where it differs from a dense layer, how.
+
+A unit of your own needs `shape`; the other methods have the defaults of a dense layer. See docs/add-a-unit.md.
+"""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+import sympy
+
+from mupscale.errors import DimensionError, OptionError, UnknownNameError
+from mupscale.theory import formulas
+from mupscale.theory.formulas import Dimension, Expr, dimension, inline
+
+Standing = Literal["derived", "extrapolated"]
+Initial = Literal["random", "zero", "constant"]
+
+
+@dataclass(frozen=True)
+class Unit(ABC):
+    """A weight and its place in the network. Fields annotated `Dimension` are checked and become expressions."""
+
+    standing: ClassVar[Standing] = "derived"
+    remark: ClassVar[str] = ""
+    """Why it is an extrapolation, or what else a reader must know; travels with the result."""
+    initial: ClassVar[Initial] = "random"
+    decays: ClassVar[bool] = True
+    grows_both_ways: ClassVar[bool] = True
+    """Both dimensions grow with the model, which is what optimizers of whole matrices (Muon) are made for."""
+    thin_readout: ClassVar[bool] = False
+    """Few outputs read many aligned inputs, so the spectral norm is attained and sets the initial size."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type in ("Dimension", Dimension) and value is not None:
+                object.__setattr__(self, field.name, dimension(field.name, value))
+
+    @abstractmethod
+    def shape(self) -> tuple[Expr, Expr]:
+        """(n_out, n_in) of the parameter; a dimension that does not grow counts as 1."""
+
+    def reference(self) -> "Unit":
+        """The dense unit whose place this one takes; the unit itself unless it is stored smaller than it acts."""
+        return self
+
+    def multiplier(self) -> Expr:
+        """Factor on the output in the forward pass, chosen so that the base values of a thin unit need no scaling."""
+        return sympy.Integer(1)
+
+    def gradient_entry(self) -> Expr:
+        """Size of one entry of the loss gradient with respect to multiplier × weight: 1/width."""
+        return 1 / self.shape()[1]
+
+    def gradient_norm(self) -> Expr:
+        """Spectral norm of that gradient, which is coherent: entry × √(n_out·n_in)."""
+        n_out, n_in = self.shape()
+        return self.gradient_entry() * sympy.sqrt(n_out * n_in)
+
+    def dimensions(self) -> set[str]:
+        """The names of the symbols in it."""
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return {str(s) for value in values for s in getattr(value, "free_symbols", ())}
+
+    def at(self, values: Mapping[str, int]) -> "Unit":
+        """The same unit with numbers put in for symbols; raises where the numbers do not fit together."""
+        known = {formulas.symbol(name): value for name, value in values.items()}
+        changes = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Unit):
+                changes[field.name] = value.at(values)
+            elif isinstance(value, sympy.Expr):
+                changes[field.name] = value.subs(known)
+        return dataclasses.replace(self, **changes)
+
+    def __str__(self) -> str:
+        shown: list[str] = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.default is dataclasses.MISSING:
+                shown.append(inline(value) if isinstance(value, sympy.Expr) else str(value))
+            elif value != field.default:
+                shown.append(f"{field.name}={inline(value) if isinstance(value, sympy.Expr) else value}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclass(frozen=True)
+class Dense(Unit):
+    """A hidden matrix. `width` is the embedding width where that is not the fan-in (attention output, MLP down).
+
+    >>> print(Dense("4*n", "n"))
+    Dense(4n, n)
+    """
+
+    n_out: Dimension
+    n_in: Dimension
+    width: Dimension = None
+
+    def shape(self) -> tuple[Expr, Expr]:
+        return self.n_out, self.n_in
+
+    def gradient_entry(self) -> Expr:
+        return 1 / (self.n_in if self.width is None else self.width)
+
+
+@dataclass(frozen=True)
+class Embedding(Unit):
+    """Token or position embedding: one of a fixed number of columns of length n is looked up."""
+
+    n: Dimension
+    grows_both_ways: ClassVar[bool] = False
+
+    def shape(self) -> tuple[Expr, Expr]:
+        return self.n, sympy.Integer(1)
+
+    def gradient_entry(self) -> Expr:
+        return 1 / self.n
+
+
+@dataclass(frozen=True)
+class Readout(Unit):
+    """Unembedding: n features to a fixed number of logits, with 1/n in front."""
+
+    n: Dimension
+    grows_both_ways: ClassVar[bool] = False
+    thin_readout: ClassVar[bool] = True
+
+    def shape(self) -> tuple[Expr, Expr]:
+        return sympy.Integer(1), self.n
+
+    def multiplier(self) -> Expr:
+        return 1 / self.n
+
+    def gradient_entry(self) -> Expr:
+        return sympy.Integer(1)
+
+
+@dataclass(frozen=True)
+class KeyValue(Unit):
+    """Key or value projection whose heads are each used by r query heads: (inner/r × n), repeated r times.
+
+    `inner` is heads × head_dim, n unless said otherwise.
+
+    >>> print(KeyValue("n", "r"), KeyValue(576, 12, inner=768).shape())
+    KeyValue(n, r) (64, 576)
+    >>> KeyValue(768, 5)
+    Traceback (most recent call last):
+    mupscale.errors.DimensionError: r=5 does not divide inner=768. Choose a divisor of 768 such as 1, 2, 3, 4, 6, 8, 12.
+    """
+
+    n: Dimension
+    r: Dimension
+    inner: Dimension = None
+
+    def __post_init__(self) -> None:
+        if self.inner is None:
+            object.__setattr__(self, "inner", self.n)
+        super().__post_init__()
+        whole, parts = cast(Expr, self.inner), self.r
+        if whole.is_Integer and parts.is_Integer and whole % parts:
+            few = ", ".join(str(d) for d in list(sympy.divisors(whole))[:7])
+            message = f"r={self.r} does not divide inner={self.inner}. Choose a divisor of {self.inner} such as {few}."
+            raise DimensionError(message)
+
+    def shape(self) -> tuple[Expr, Expr]:
+        return self.inner / self.r, self.n
+
+    def __str__(self) -> str:
+        beside = "" if self.inner == self.n else f", inner={inline(self.inner)}"
+        return f"KeyValue({inline(self.n)}, {inline(self.r)}{beside})"
+
+    def reference(self) -> Unit:
+        return Dense(self.inner, self.n)
+
+    def gradient_norm(self) -> Expr:
+        # Each shared head sums the gradients of r query heads; taken as independent they add √r, which makes up
+        # for the √r that the smaller matrix lacks. Not in the paper: the one extrapolated step under SGD.
+        return self.reference().gradient_norm()
+
+
+@dataclass(frozen=True)
+class Residual(Unit):
+    """A weight inside a residual branch, x + β·branch(x), of a network with L blocks.
+
+    `output=True` for the branch's last matrix (attention output, MLP down), which carries β; False for the others,
+    which only feel it through their gradient.
+    """
+
+    branch: Unit
+    L: Dimension
+    output: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.branch, Residual | Fused):
+            kind = type(self.branch).__name__
+            raise OptionError(f"Residual({kind}(…)) is not a unit. Put Residual inside: {kind}(Residual(…), …).")
+
+    def shape(self) -> tuple[Expr, Expr]:
+        return self.branch.shape()
+
+    def dimensions(self) -> set[str]:
+        return super().dimensions() | self.branch.dimensions()
+
+
+@dataclass(frozen=True)
+class Vector(Unit):
+    """A norm's gain or a bias: n numbers, set to a constant at the start and not decayed."""
+
+    n: Dimension
+    initial: ClassVar[Initial] = "constant"
+    decays: ClassVar[bool] = False
+    grows_both_ways: ClassVar[bool] = False
+    remark: ClassVar[str] = "gains and biases keep the base rate and are not decayed (Dey et al. 2025)"
+
+    def shape(self) -> tuple[Expr, Expr]:
+        return self.n, sympy.Integer(1)
+
+    def gradient_entry(self) -> Expr:
+        return 1 / self.n
+
+
+@dataclass(frozen=True)
+class Fused(Unit):
+    """One matrix that holds the rows of q, k and v. Rows of k and v get a multiplier of their own."""
+
+    q: Unit
+    k: Unit
+    v: Unit
+
+    def shape(self) -> tuple[Expr, Expr]:
+        rows = [unit.shape()[0] for unit in (self.q, self.k, self.v)]
+        return sympy.Add(*rows), self.q.shape()[1]
+
+    def dimensions(self) -> set[str]:
+        return self.q.dimensions() | self.k.dimensions() | self.v.dimensions()
+
+
+@dataclass(frozen=True)
+class LowRank(Dense):
+    """One factor of a low-rank projection, as in multi-head latent attention: down (rank × n) or up (n × rank)."""
+
+    standing: ClassVar[Standing] = "extrapolated"
+    remark: ClassVar[str] = (
+        "each factor is taken as dense in its own fans, with a rank that grows in proportion to n; "
+        "their product then has the expected norm √(n_out/n_in)"
+    )
+
+
+@dataclass(frozen=True)
+class Expert(Dense):
+    """A matrix of one expert of a mixture, which sees the share `active` of the tokens (active experts / experts)."""
+
+    active: Expr = 1
+    standing: ClassVar[Standing] = "extrapolated"
+    remark: ClassVar[str] = "an expert is taken as dense in its own fans; its mean gradient shrinks with its tokens"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share = formulas.parse(self.active) if isinstance(self.active, str) else sympy.nsimplify(self.active)
+        if share.is_number and not 0 < share <= 1:
+            raise OptionError(f"active={self.active} is not a share of the tokens. Give active / all experts, say 2/8.")
+        object.__setattr__(self, "active", share)
+
+    def gradient_entry(self) -> Expr:
+        return self.active * super().gradient_entry()
+
+
+@dataclass(frozen=True)
+class Router(Readout):
+    """The matrix that scores the experts: n features to a fixed number of scores, treated as a readout."""
+
+    standing: ClassVar[Standing] = "extrapolated"
+    remark: ClassVar[str] = "a router is taken as a readout: a fixed number of scores from n aligned features"
+
+
+@dataclass(frozen=True)
+class Adapter(Unit):
+    """A low-rank adapter (LoRA) of fixed rank: side "a" reads n features (rank × n), side "b" writes n (n × rank)."""
+
+    n: Dimension
+    side: Literal["a", "b"]
+    grows_both_ways: ClassVar[bool] = False
+    standing: ClassVar[Standing] = "extrapolated"
+    remark: ClassVar[str] = "the rank is taken as fixed; a starts random, b at zero (compare LoRA+, Hayou et al. 2024)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.side not in ("a", "b"):
+            raise UnknownNameError("adapter side", self.side, ["a", "b"])
+
+    @property
+    def initial(self) -> Initial:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "random" if self.side == "a" else "zero"
+
+    def shape(self) -> tuple[Expr, Expr]:
+        one = sympy.Integer(1)
+        return (one, self.n) if self.side == "a" else (self.n, one)
+
+    def gradient_entry(self) -> Expr:
+        return sympy.Integer(1) if self.side == "a" else 1 / self.n
+
+
+_n, _r, _L, _inner = formulas.n, formulas.r, formulas.L, formulas.inner
+
+NAMED: Mapping[str, Unit] = {
+    "embedding": Embedding(_n),
+    "readout": Readout(_n),
+    "dense": Dense(_n, _n),
+    "kv": KeyValue(_n, _r),
+    "kv-inner": KeyValue(_n, _r, _inner),
+    "residual": Residual(Dense(_n, _n), _L),
+    "vector": Vector(_n),
+    "fused": Fused(Dense(_n, _n), KeyValue(_n, _r), KeyValue(_n, _r)),
+    "low-rank-down": LowRank("rank", _n),
+    "low-rank-up": LowRank(_n, "rank", width=_n),
+    "expert": Expert(_n, _n),
+    "router": Router(_n),
+    "adapter-a": Adapter(_n, "a"),
+    "adapter-b": Adapter(_n, "b"),
+}
+"""Each unit in symbols, by the name it has on the command line."""
+
+ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(["embed", "position"], "embedding"),
+    **dict.fromkeys(["unembed", "unembedding", "head", "lm-head", "output"], "readout"),
+    **dict.fromkeys(["hidden", "q", "o", "query", "ffn", "mlp", "feed-forward"], "dense"),
+    **dict.fromkeys(["k", "v", "key", "value", "key-value", "keyvalue"], "kv"),
+    **dict.fromkeys(["gain", "bias", "norm"], "vector"),
+    "qkv": "fused",
+    "lora-a": "adapter-a",
+    "lora-b": "adapter-b",
+}
+
+
+def unit_named(name: str) -> Unit:
+    """The unit of that name, in symbols.
+
+    >>> print(unit_named("unembed"))
+    Readout(n)
+    """
+    known = NAMED.get(ALIASES.get(name.lower(), name.lower()))
+    if known is None:
+        raise UnknownNameError("unit", name, NAMED, ALIASES)
+    return known
