@@ -1,0 +1,16 @@
+"""Norms of weight matrices and of their updates: spectral, expected, and of a repeated matrix."""
+
+
+
+from mupscale.norms.spectral import Method, SpectralNorm, spectral_norm
+
+__all__ = [
+    "Distribution",
+    "Estimate",
+    "Method",
+    "SpectralNorm",
+    "expected_operator_norm",
+    "repeat",
+    "rms_operator_norm",
+    "spectral_norm",
+]

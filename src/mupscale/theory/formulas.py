@@ -3,7 +3,7 @@
 import ast
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias, cast
 
 import sympy
 from sympy.printing.str import StrPrinter
@@ -13,7 +13,7 @@ from mupscale.errors import DimensionError, OptionError, UnknownNameError
 Expr: TypeAlias = Any
 """A sympy expression. sympy carries no annotations, so a checker cannot say more."""
 
-Dimension: TypeAlias = Any
+Dimension: TypeAlias = Annotated[Any, "dimension"]
 """A width, depth or count: a positive integer, a symbol's name, or an expression in symbols."""
 
 n, r, L, inner = sympy.symbols("n r L inner", positive=True)
@@ -144,7 +144,7 @@ class _Inline(StrPrinter):
     def _juxtapose(self, expr: Expr) -> str:
         parts = [self._factor(part) for part in sympy.Mul.make_args(expr) if part != 1]
         text = "".join(
-            part if not before or part[0] in "(√" or before[-1].isdigit() else "·" + part
+            part if not before or part[0] in "(√" or before.isdigit() else "·" + part
             for before, part in zip(["", *parts], parts, strict=False)
         )
         return text or "1"

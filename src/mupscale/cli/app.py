@@ -1,0 +1,55 @@
+"""The commands, and what happens to errors: a user's mistake is one message and a status, never a traceback.
+
+Exit status: 0 fine, 1 a check failed, 2 wrong use, 3 inconclusive, 4 the disk would not take a result.
+Nothing heavy is imported here, so that `mupscale --help` answers at once.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import cyclopts
+
+import mupscale
+from mupscale.cli import demo, paper, theory
+from mupscale.errors import MupscaleError
+
+app = cyclopts.App(
+    name="mupscale",
+    help="""Tune small, train big: scaling rules for transformers, grouped-query attention included.
+
+    Start with: mupscale table, then: mupscale derive kv --show-steps""",
+    version=mupscale.__version__,
+    help_format="plaintext",
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+app.command(theory.derive)
+app.command(theory.table)
+app.command(paper.app)
+app.command(demo.demo)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    try:
+        status = app(arguments, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+    except MupscaleError as error:
+        return _complain(str(error), error.exit_status)
+    except cyclopts.CycloptsError as error:
+        return _complain(str(error).strip(), 2, "Add --help to see how it is used.")
+    except BrokenPipeError:
+        # The reader (head, less) has gone: nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    return status if isinstance(status, int) else 0
+
+
+def _complain(message: str, status: int, hint: str = "") -> int:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(hint, file=sys.stderr)
+    return status

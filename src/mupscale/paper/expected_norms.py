@@ -1,0 +1,145 @@
+"""The paper's figure of spectral against expected norm: repetition raises the one and leaves the other.
+
+For each r, many draws of a Gaussian matrix W (n/r × n). The matrix in effect, W⊕, stacks it r times. Both norms are
+divided by σ√n, so that the expected one is 1 whatever r is. One input a draw: averaging over inputs would remove the
+growing spread, √(r/2n), which is the figure's second message. The paper does not state its width; ours is 384.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import sympy
+import torch
+
+from mupscale import norms, records, reports
+from mupscale.errors import DimensionError, OptionError
+from mupscale.theory import estimates, formulas
+from mupscale.theory.formulas import Expr
+from mupscale.theory.units import KeyValue
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_AT_ONCE = 8_000_000
+"""Entries drawn at a time, 32 MB of float32."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is drawn. `repetitions` are those that 12 heads allow, as in the paper's experiments."""
+
+    width: int = 384
+    repetitions: tuple[int, ...] = (1, 2, 3, 4, 6, 12)
+    draws: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.draws < 2:
+            raise OptionError(f"draws={self.draws} leaves no spread to show. Take at least 2.")
+        if not self.repetitions:
+            raise OptionError("repetitions is empty. Give some, such as 1,2,4.")
+        if len(set(self.repetitions)) < len(self.repetitions):
+            raise DimensionError(f"repetitions={self.repetitions} holds one twice. Give each once.")
+        for repetitions in self.repetitions:
+            KeyValue(self.width, repetitions)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One draw: both norms of W⊕ over σ√n."""
+
+    r: int
+    draw: int
+    spectral: float
+    expected: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """What is drawn at one r: mean and standard deviation (ddof 1) over draws, and what theory says of the mean."""
+
+    norm: str
+    r: int
+    width: int
+    draws: int
+    mean: float
+    sd: float
+    theory: float
+
+
+def run(config: Config, advance: Callable[[int], object] = lambda _: None) -> list[Draw]:
+    """All draws; `advance` is told how many more are done."""
+    generator = torch.Generator().manual_seed(config.seed)
+    return [draw for r in config.repetitions for draw in _draws(config, r, generator, advance)]
+
+
+def _draws(config: Config, r: int, generator: torch.Generator, advance: Callable[[int], object]) -> Iterator[Draw]:
+    n, rows = config.width, config.width // r
+    batch = max(1, _AT_ONCE // (n * rows))
+    for start in range(0, config.draws, batch):
+        count = min(batch, config.draws - start)
+        W = torch.randn(count, rows, n, generator=generator)
+        x = torch.randn(count, n, 1, generator=generator)
+        # ‖W⊕‖ = √r‖W‖ and ‖W⊕x‖ = √r‖Wx‖ exactly (lemma 1), so the stack itself need not be built.
+        scale = (r / n) ** 0.5
+        spectral = norms.spectral_norm(W, generator=generator).value * scale
+        expected = (W @ x).norm(dim=(1, 2)) / x.norm(dim=(1, 2)) * scale
+        pairs = zip(spectral.tolist(), expected.tolist(), strict=True)
+        yield from (Draw(r, start + k, *pair) for k, pair in enumerate(pairs))
+        advance(count)
+
+
+def summarize(config: Config, draws: Sequence[Draw]) -> list[Point]:
+    """Mean and spread at each r, beside the closed forms of `theory`."""
+    points: list[Point] = []
+    for norm in ("spectral", "expected"):
+        for r in config.repetitions:
+            values = np.array([getattr(draw, norm) for draw in draws if draw.r == r])
+            theory = float(_theory(norm).subs(formulas.r, r))
+            points.append(
+                Point(norm, r, config.width, len(values), float(values.mean()), float(values.std(ddof=1)), theory)
+            )
+    return points
+
+
+def _theory(norm: str) -> Expr:
+    """The mean that theory predicts, in r."""
+    n_out, n_in = KeyValue(formulas.n, formulas.r).shape()
+    sigma = 1 / sympy.sqrt(n_in)
+    one = estimates.bai_yin(sigma, n_out, n_in) if norm == "spectral" else estimates.expected(sigma, n_out)
+    return formulas.tidy(estimates.repeated(one, formulas.r))
+
+
+def save(config: Config, draws: Sequence[Draw], folder: Path) -> list[Path]:
+    """The draws as JSON lines, the points as CSV, the figure as PNG, SVG and PDF."""
+    points = summarize(config, draws)
+    stem = folder / "expected-norms"
+    data = stem.with_suffix(".jsonl")
+    records.write_rows(data, draws)
+    table = reports.save_csv([dataclasses.asdict(point) for point in points], stem.with_suffix(".csv"))
+    return [data, table, *reports.save_figure(_figure(config, points), stem)]
+
+
+def _figure(config: Config, points: Sequence[Point]) -> "Figure":
+    labels = {"spectral": "spectral norm ‖W⊕‖", "expected": "expected operator norm ‖W⊕‖$_E$"}
+    bands = [
+        reports.Band(
+            label=label,
+            x=[p.r for p in points if p.norm == norm],
+            mean=[p.mean for p in points if p.norm == norm],
+            sd=[p.sd for p in points if p.norm == norm],
+            theory=[p.theory for p in points if p.norm == norm],
+            theory_label=f"theory: {formulas.inline(_theory(norm))}",
+        )
+        for norm, label in labels.items()
+    ]
+    return reports.draw_bands(
+        bands,
+        x_label="repetitions r of each key/value head",
+        y_label="norm / (σ√n)",
+        title=f"n = {config.width}, {config.draws} draws, one input each; band: ±1 sd",
+    )

@@ -1,0 +1,57 @@
+"""Results on disk: rows as JSON lines, whole files or none.
+
+JSON is strict: a number that is not finite is refused here, before it can poison a reader.
+"""
+
+import dataclasses
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mupscale.errors import NonFiniteError, StorageError
+
+
+def write_rows(path: Path, rows: Iterable[Any]) -> None:
+    """Write dataclass rows or dictionaries, one JSON object a line."""
+    try:
+        lines = [json.dumps(_plain(row), allow_nan=False, ensure_ascii=False) for row in rows]
+    except ValueError as error:
+        raise NonFiniteError(f"{path}: a row holds NaN or infinity, which JSON cannot carry. Store null.") from error
+    write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _plain(row: Any) -> Any:
+    return dataclasses.asdict(row) if dataclasses.is_dataclass(row) and not isinstance(row, type) else row
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part, whatever happens meanwhile."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        _sync_folder(path.parent)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        message = f"could not write {path}: {reason}. Free some room or choose another --output; nothing was changed."
+        raise StorageError(message) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

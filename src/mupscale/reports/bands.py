@@ -1,0 +1,45 @@
+"""Lines with bands: a mean over repetitions, its spread, and what theory predicts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mupscale.errors import MissingExtraError
+from mupscale.reports.style import COLOURS, SETTINGS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Band:
+    """One line: means with their standard deviations at each x, and the curve that theory predicts."""
+
+    label: str
+    x: Sequence[float]
+    mean: Sequence[float]
+    sd: Sequence[float]
+    theory: Sequence[float]
+    theory_label: str
+
+
+def draw_bands(bands: Sequence[Band], *, x_label: str, y_label: str, title: str) -> "Figure":
+    """Means as lines with markers, ±1 standard deviation as bands, theory dashed."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "report") from error
+    with matplotlib.rc_context(dict(SETTINGS)):
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+        axes = figure.subplots()
+        for band, colour in zip(bands, COLOURS, strict=False):
+            low = [m - s for m, s in zip(band.mean, band.sd, strict=True)]
+            high = [m + s for m, s in zip(band.mean, band.sd, strict=True)]
+            axes.fill_between(band.x, low, high, color=colour, alpha=0.25, linewidth=0)
+            axes.plot(band.x, band.mean, color=colour, marker="o", markersize=4, label=band.label)
+            axes.plot(band.x, band.theory, color="#222222", linestyle="--", linewidth=1, label=band.theory_label)
+        axes.set(xlabel=x_label, ylabel=y_label, title=title, xticks=sorted({x for band in bands for x in band.x}))
+        axes.set_ylim(bottom=0)
+        axes.legend()
+    return figure

@@ -1,0 +1,83 @@
+"""The norm of a unit step, measured on torch's own optimizers."""
+
+import math
+
+import pytest
+import sympy
+import torch
+
+from mupscale.theory import OPTIMIZERS, Sizes
+
+SHAPES = [(64, 64), (16, 64), (96, 32)]
+
+
+def coherent_gradient(n_out: int, n_in: int) -> torch.Tensor:
+    """A gradient of one direction, as from inputs that agree: rank one, entries of many sizes and both signs."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(size, 1, generator=generator, dtype=torch.float64) for size in (n_out, n_in))
+    return 1e-3 * left @ right.T
+
+
+def step_norm(optimizer: type, gradient: torch.Tensor, W: torch.Tensor, **settings) -> float:
+    weight = torch.nn.Parameter(W.clone())
+    weight.grad = gradient.clone()
+    optimizer([weight], **settings).step()
+    return torch.linalg.matrix_norm(weight.detach() - W, 2).item()
+
+
+def predicted(name: str, W: torch.Tensor, gradient: torch.Tensor) -> float:
+    n_out, n_in = (sympy.Integer(size) for size in W.shape)
+    rms = W.norm().item() / math.sqrt(W.numel())
+    norm = torch.linalg.matrix_norm(gradient, 2).item()
+    return float(OPTIMIZERS[name].step(Sizes(n_out, n_in, rms, norm)) * OPTIMIZERS[name].constant)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "optimizer", "settings", "tolerance"),
+    [
+        ("adamw", torch.optim.AdamW, {"lr": 1.0, "weight_decay": 0.0, "eps": 1e-30}, 1e-6),
+        ("adam", torch.optim.Adam, {"lr": 1.0, "eps": 1e-30}, 1e-6),
+        ("sgd", torch.optim.SGD, {"lr": 1.0}, 1e-9),
+        ("momentum", torch.optim.SGD, {"lr": 1.0, "momentum": 0.9}, 1e-9),
+        ("adafactor", torch.optim.Adafactor, {"lr": 1.0, "weight_decay": 0.0, "eps": (1e-12, 1e-12)}, 1e-6),
+        # Newton–Schulz in bfloat16 leaves singular values between about 0.7 and 1.2.
+        ("muon", torch.optim.Muon, {"lr": 1.0, "weight_decay": 0.0}, 0.3),
+        ("muon-match-rms", torch.optim.Muon, {"lr": 1.0, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}, 0.3),
+    ],
+)
+def test_a_unit_step_of_torch_has_the_stated_norm(name, optimizer, settings, tolerance, shape):
+    gradient = coherent_gradient(*shape)
+    W = torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if name.startswith("muon"):
+        gradient = gradient + 1e-2 * torch.randn(
+            *shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+        )
+    assert step_norm(optimizer, gradient, W, **settings) == pytest.approx(predicted(name, W, gradient), rel=tolerance)
+
+
+@pytest.mark.parametrize(("factor", "name"), [(4.0, "sgd"), (4.0, "adamw"), (4.0, "adafactor")])
+def test_degrees_say_how_a_step_grows_with_gradient_and_weight(factor, name):
+    optimizer, settings = {
+        "sgd": (torch.optim.SGD, {"lr": 1.0}),
+        "adamw": (torch.optim.AdamW, {"lr": 1.0, "weight_decay": 0.0, "eps": 1e-30}),
+        "adafactor": (torch.optim.Adafactor, {"lr": 1.0, "weight_decay": 0.0, "eps": (1e-12, 1e-12)}),
+    }[name]
+    gradient, W = coherent_gradient(16, 64), torch.ones(16, 64, dtype=torch.float64)
+    plain = step_norm(optimizer, gradient, W, **settings)
+    known = OPTIMIZERS[name]
+    assert step_norm(optimizer, factor * gradient, W, **settings) == pytest.approx(
+        plain * factor**known.gradient_degree
+    )
+    assert step_norm(optimizer, gradient, factor * W, **settings) == pytest.approx(plain * factor**known.weight_degree)
+
+
+@pytest.mark.parametrize(("name", "optimizer"), [("muon", torch.optim.Muon), ("adafactor", torch.optim.Adafactor)])
+def test_torch_decays_by_the_raw_group_rate(name, optimizer):
+    """So decay is the inverse of the group's rate, whatever the optimizer multiplies the step with."""
+    W = torch.ones(8, 32, dtype=torch.float64)
+    weight = torch.nn.Parameter(W.clone())
+    weight.grad = torch.zeros_like(W)
+    optimizer([weight], lr=0.5, weight_decay=0.1).step()
+    assert torch.allclose(weight.detach(), W * (1 - 0.5 * 0.1))
+    assert OPTIMIZERS[name].decay == "lr_coupled"
