@@ -284,7 +284,7 @@ class TestFused:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("bad", [0, -1, 2.5, float("nan"), float("inf"), True])
+    @pytest.mark.parametrize("bad", [0, -1, 2.5, float("nan"), float("inf"), True, None, [8]])
     def test_a_width_that_cannot_be_is_named(self, bad):
         with pytest.raises(DimensionError, match=r"n=.* is not a positive whole number"):
             derive(Embedding(bad))
@@ -295,7 +295,7 @@ class TestBadInput:
             Residual(Dense(n, n), depth)
 
     def test_repetitions_must_divide(self):
-        with pytest.raises(DimensionError, match=r"r=5 does not divide inner=768\. Choose a divisor"):
+        with pytest.raises(DimensionError, match=r"r=5 does not divide heads × head_dim = 768\. Choose a divisor"):
             KeyValue(768, 5)
 
     @pytest.mark.parametrize(

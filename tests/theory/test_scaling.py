@@ -191,7 +191,7 @@ class TestEvaluate:
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
         [
-            ({"target": {"n": 768, "r": 5}}, DimensionError, "r=5 does not divide inner=768"),
+            ({"target": {"n": 768, "r": 5}}, DimensionError, "r=5 does not divide heads × head_dim = 768"),
             ({"target": {"n": 0, "r": 1}}, DimensionError, "target: n=0"),
             ({"target": {"n": 768, "r": -4}}, DimensionError, "target: r=-4"),
             ({"target": {"n": 768, "r": 4}, "base": {"n": -768}}, DimensionError, "base: n=-768"),

@@ -10,6 +10,8 @@ from mupscale.reports.style import COLOURS, SETTINGS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_DASHES = ("--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)))
+
 
 @dataclass(frozen=True)
 class Band:
@@ -33,12 +35,12 @@ def draw_bands(bands: Sequence[Band], *, x_label: str, y_label: str, title: str)
     with matplotlib.rc_context(dict(SETTINGS)):
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         axes = figure.subplots()
-        for band, colour in zip(bands, COLOURS, strict=False):
+        for band, colour, dashes in zip(bands, COLOURS, _DASHES, strict=False):
             low = [m - s for m, s in zip(band.mean, band.sd, strict=True)]
             high = [m + s for m, s in zip(band.mean, band.sd, strict=True)]
             axes.fill_between(band.x, low, high, color=colour, alpha=0.25, linewidth=0)
             axes.plot(band.x, band.mean, color=colour, marker="o", markersize=4, label=band.label)
-            axes.plot(band.x, band.theory, color="#222222", linestyle="--", linewidth=1, label=band.theory_label)
+            axes.plot(band.x, band.theory, color="#222222", linestyle=dashes, linewidth=1.2, label=band.theory_label)
         axes.set(xlabel=x_label, ylabel=y_label, title=title, xticks=sorted({x for band in bands for x in band.x}))
         axes.set_ylim(bottom=0)
         axes.legend()

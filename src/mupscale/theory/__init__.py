@@ -1,6 +1,7 @@
 """Theory: from what a weight is to what it gets. Symbolic, without torch."""
 
 from mupscale.theory.derivation import derive
+from mupscale.theory.formulas import Dimension, Expr
 from mupscale.theory.optimizers import DECAYS, OPTIMIZERS, Decay, Optimizer, Sizes, optimizer_named
 from mupscale.theory.rules import RULES, Rule, rule_named
 from mupscale.theory.scaling import FIELDS, LABELS, Factors, Scaling, Step
@@ -30,8 +31,10 @@ __all__ = [
     "Adapter",
     "Decay",
     "Dense",
+    "Dimension",
     "Embedding",
     "Expert",
+    "Expr",
     "Factors",
     "Fused",
     "KeyValue",

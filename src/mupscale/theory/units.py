@@ -36,7 +36,8 @@ class Unit(ABC):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type in ("Dimension", Dimension) and value is not None:
+            left_out = value is None and field.default is None
+            if field.type in ("Dimension", Dimension) and not left_out:
                 object.__setattr__(self, field.name, dimension(field.name, value))
 
     @abstractmethod
@@ -149,7 +150,7 @@ class KeyValue(Unit):
     KeyValue(n, r) (64, 576)
     >>> KeyValue(768, 5)
     Traceback (most recent call last):
-    mupscale.errors.DimensionError: r=5 does not divide inner=768. Choose a divisor of 768 such as 1, 2, 3, 4, 6, 8, 12.
+    mupscale.errors.DimensionError: r=5 does not divide heads × head_dim = 768. Choose a divisor: 1, 2, 3, 4, 6, 8, …
     """
 
     n: Dimension
@@ -162,8 +163,8 @@ class KeyValue(Unit):
         super().__post_init__()
         whole, parts = cast(Expr, self.inner), self.r
         if whole.is_Integer and parts.is_Integer and whole % parts:
-            few = ", ".join(str(d) for d in list(sympy.divisors(whole))[:7])
-            message = f"r={self.r} does not divide inner={self.inner}. Choose a divisor of {self.inner} such as {few}."
+            few = ", ".join(str(d) for d in list(sympy.divisors(whole))[:6])
+            message = f"r={parts} does not divide heads × head_dim = {whole}. Choose a divisor: {few}, …"
             raise DimensionError(message)
 
     def shape(self) -> tuple[Expr, Expr]:

@@ -1,0 +1,69 @@
+"""Every code block of the documents runs, and what they say a command prints is what it prints."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mupscale.cli import main
+from mupscale.theory import RULES
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+WITH_PYTHON = [d for d in DOCUMENTS if blocks(d, "python")]
+CONSOLE = [(d.name, block) for d in DOCUMENTS for block in blocks(d, "console")]
+
+
+@pytest.mark.parametrize("document", WITH_PYTHON, ids=lambda d: d.name)
+def test_python_blocks_run_one_after_the_other(document):
+    namespace: dict[str, object] = {"__name__": "document"}
+    for block in blocks(document, "python"):
+        exec(compile(block, str(document), "exec"), namespace)
+
+
+@pytest.mark.parametrize(("name", "block"), CONSOLE)
+def test_a_command_prints_what_the_document_shows(name, block, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    command, _, shown = block.partition("\n")
+    assert command.startswith("$ mupscale ")
+    assert main(shlex.split(command)[2:]) == 0
+    printed = capsys.readouterr().out
+    if shown:
+        assert printed.rstrip() == shown.rstrip()
+
+
+def test_a_unit_of_ones_own_takes_at_most_fifteen_lines():
+    document = ROOT / "docs" / "add-a-unit.md"
+    code = blocks(document, "python")[0]
+    lines = [line for line in code[code.index("@dataclass") : code.index("scaling =")].splitlines() if line.strip()]
+    assert len(lines) <= 15
+    namespace: dict[str, object] = {"__name__": "document"}
+    exec(code, namespace)
+    assert str(namespace["scaling"]) == blocks(document, "text")[0].rstrip()
+
+
+def test_the_table_of_presets_is_that_of_the_code():
+    rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "rules.md").read_text().splitlines()]
+    shown = {row[0].strip("`"): row[1:] for row in rows if row[0].strip("`") in RULES and len(row) == 6}
+    assert shown == {r.name: [r.width, r.kv_factor, r.decay, r.depth, r.eps] for r in RULES.values()}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (document.parent / target).exists(), target
+
+
+def test_nothing_is_mentioned_that_a_reader_does_not_have():
+    files = [
+        p for p in ROOT.rglob("*") if p.suffix in {".py", ".md", ".toml", ".cff", ".txt"} and ".venv" not in p.parts
+    ]
+    home = re.compile(r"/(work|root|home)/\w|[.][.]/shared")
+    assert [p.name for p in files if p.name != Path(__file__).name and home.search(p.read_text(encoding="utf-8"))] == []

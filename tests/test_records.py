@@ -1,0 +1,71 @@
+"""Files are whole or not there, and JSON is strict."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from mupscale.errors import NonFiniteError, StorageError
+from mupscale.records import write_rows, write_whole
+
+
+@dataclass(frozen=True)
+class Row:
+    r: int
+    value: float
+
+
+def test_rows_are_one_json_object_a_line(tmp_path):
+    path = tmp_path / "new" / "folder" / "rows.jsonl"
+    write_rows(path, [Row(1, 0.1), {"r": 2, "value": None}])
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"r": 1, "value": 0.1},
+        {"r": 2, "value": None},
+    ]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_number_that_json_lacks_is_refused_and_the_old_file_kept(bad, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, [Row(1, 1.0)])
+    with pytest.raises(NonFiniteError, match=r"rows\.jsonl"):
+        write_rows(path, [Row(1, bad)])
+    assert json.loads(path.read_text()) == {"r": 1, "value": 1.0}
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_half_written(tmp_path):
+    """A real limit on the size of files, set in a process of its own, stands in for the full disk."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("old")
+    code = (
+        "import resource, signal, sys; from pathlib import Path; from mupscale.records import write_whole\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "from mupscale.errors import StorageError\n"
+        f"try: write_whole(Path({str(path)!r}), b'x' * 5000)\n"
+        "except StorageError as error: print(error); sys.exit(error.exit_status)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 4
+    assert str(path) in result.stdout
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("old")
+    code = (
+        "import os; from pathlib import Path; import mupscale.records as records\n"
+        "records.os.replace = lambda *_: os.kill(os.getpid(), 9)\n"
+        f"records.write_whole(Path({str(path)!r}), b'new')\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert path.read_text() == "old"
+
+
+def test_a_folder_in_the_way_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"could not write .*file/rows\.jsonl"):
+        write_whole(tmp_path / "file" / "rows.jsonl", b"")
