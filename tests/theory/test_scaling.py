@@ -220,7 +220,7 @@ class TestRenderings:
             assert derive(unit).to_latex().isascii(), [c for c in derive(unit).to_latex() if not c.isascii()]
 
     def test_json_has_the_five_expressions_under_their_names(self):
-        data = json.loads(json.dumps(derive(Readout(n)).to_dict()))
+        data = json.loads(derive(Readout(n)).to_json())
         assert [data[name] for name in FIELDS] == ["1", "1/n", "1", "1", "1/n"]
         assert data["steps"][0]["reason"]
 

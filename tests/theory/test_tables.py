@@ -88,7 +88,7 @@ MUTANTS = {
     "decay that follows the rate": (
         derivation._Derivation,
         "_weight_decay",
-        lambda self, rate, sigma, beta: rate,
+        lambda self, rate, beta: rate,
     ),
     "epsilon against the norm": (Optimizer, "epsilon_size", lambda self, entry, norm: norm),
 }

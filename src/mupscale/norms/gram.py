@@ -30,18 +30,17 @@ def _by_squaring(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Te
     within a factor of k^(1/4P).
     """
     kept_trace = G.shape[0] / 4  # then λ₁ is at least 1/4: its 16th power, and that of the trace, fit in float32
-    M, log_root = G, 0.0
-    for power in (1, 16, 256, 4096):
+    raised, log_root, before = G, 0.0, 1
+    for exponent in (16, 256, 4096):
         scale = trace / kept_trace
-        M = M / scale
-        log_root += math.log(scale) / (2 * power)
-        if power > 1:
-            log_frobenius = math.log(float(torch.linalg.vector_norm(M)) / kept_trace)
-            error = max(math.expm1(-log_frobenius / (4 * power)), 0.0)
-            if error <= rtol:
-                middle = math.log(kept_trace) + 1.5 * log_frobenius
-                return math.exp(log_root + middle / (2 * power)), error, M
-        for _ in range(4):
-            M = M @ M
-        trace = float(M.trace())
+        log_root += math.log(scale) / (2 * before)
+        raised = torch.addmm(raised, raised, raised, beta=0, alpha=scale**-2)
+        for _ in range(3):
+            raised = raised @ raised
+        trace, before = float(raised.trace()), exponent
+        frobenius = float(torch.linalg.vector_norm(raised, dtype=torch.float64))  # whose squares need not fit
+        error = max(math.expm1(math.log(trace / frobenius) / (4 * exponent)), 0.0)
+        if error <= rtol:
+            middle = 1.5 * math.log(frobenius) - 0.5 * math.log(trace)
+            return math.exp(log_root + middle / (2 * exponent)), error, raised
     return None

@@ -20,18 +20,18 @@ def as_matrices(W: object, name: str = "W") -> Tensor:
     """`W` (…, rows, columns), whole and without gradient, in the type that its norms are computed in."""
     if not isinstance(W, Tensor):
         raise OptionError(f"{name} is a {type(W).__name__}. Pass a tensor: torch.as_tensor({name}).")
-    W = whole(W)
-    if W.is_meta:
+    tensor = whole(W)
+    if tensor.is_meta:
         raise OptionError(f"{name} is on the meta device and holds no numbers. Materialise it first: to_empty().")
-    if W.layout is not torch.strided:
-        raise OptionError(f"{name} has layout {W.layout}. Pass {name}.to_dense().")
-    if W.dtype not in COMPUTED_IN:
-        raise OptionError(f"{name} has dtype {W.dtype}. Pass a real floating-point tensor: {name}.float().")
-    if W.ndim < 2:
-        raise DimensionError(f"{name} has shape {tuple(W.shape)}. Pass a matrix: {name}[None] if it is one row.")
-    if W.numel() == 0:
-        raise DimensionError(f"{name} has shape {tuple(W.shape)} and no entries. Every axis needs at least 1.")
-    return W.to(COMPUTED_IN[W.dtype])
+    if tensor.layout is not torch.strided:
+        raise OptionError(f"{name} has layout {tensor.layout}. Pass {name}.to_dense().")
+    if tensor.dtype not in COMPUTED_IN:
+        raise OptionError(f"{name} has dtype {tensor.dtype}. Pass a real floating-point tensor: {name}.float().")
+    if tensor.ndim < 2:
+        raise DimensionError(f"{name} has shape {tuple(tensor.shape)}. Pass a matrix: {name}[None] if it is one row.")
+    if tensor.numel() == 0:
+        raise DimensionError(f"{name} has shape {tuple(tensor.shape)} and no entries. Every axis needs at least 1.")
+    return tensor.to(COMPUTED_IN[tensor.dtype])
 
 
 def whole(W: Tensor) -> Tensor:

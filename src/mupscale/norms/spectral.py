@@ -7,12 +7,11 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
-from mupscale.norms.block_power import KEPT, SAFE_MAX, SAFE_MIN, block_power
+from mupscale.norms.block_power import ROWS, SAFE_MAX, SAFE_MIN, block_power
 from mupscale.norms.gram import SQUARED_UP_TO, gram_matrix, root_of_top
-from mupscale.norms.matrices import as_matrices, check_finite, whole
+from mupscale.norms.matrices import as_matrices, check_finite
 
 Method = Literal["auto", "exact", "power", "gram"]
 
@@ -21,8 +20,8 @@ Method = Literal["auto", "exact", "power", "gram"]
 class SpectralNorm:
     """The norms and a bound on their relative error (rounding aside), both in the shape of the stack.
 
-    `start` belongs into the next call, for a similar matrix. `method` is the one that gave the answer; where matrices
-    of a stack differ, all are named.
+    `start` belongs into the next call, for a similar matrix; where `power` gave the answer, its first row is the top
+    right singular vector. `method` is the one that gave the answer; where matrices of a stack differ, all are named.
     """
 
     value: Tensor
@@ -43,7 +42,6 @@ class _Found(NamedTuple):
     method: str
 
 
-@torch.no_grad()
 def spectral_norm(
     W: Tensor,
     method: Method = "auto",
@@ -79,9 +77,10 @@ def spectral_norm(
     matrices = as_matrices(W)
     starts = _usable_start(start, matrices)
     chosen = _choose(method, matrices, rtol)
-    generator = generator or torch.Generator(matrices.device)
+    if matrices.ndim == 2:
+        return _single(_norm(matrices, chosen, rtol, starts, generator), matrices)
     found = [
-        _norm(matrices[i], chosen, rtol, None if starts is None else starts[i], generator, f"W{list(i) or ''}")
+        _norm(matrices[i], chosen, rtol, None if starts is None else starts[i], generator, i)
         for i in itertools.product(*map(range, matrices.shape[:-2]))
     ]
     return _stacked(found, matrices)
@@ -90,14 +89,14 @@ def spectral_norm(
 def _usable_start(start: Tensor | None, W: Tensor) -> Tensor | None:
     if start is None:
         return None
-    start = whole(start)
-    if start.shape[:-2] != W.shape[:-2] or start.ndim != W.ndim or start.shape[-1] != W.shape[-1]:
-        wanted = (*W.shape[:-2], "any", W.shape[-1])
+    rows = as_matrices(start, "start")
+    if rows.shape[:-2] != W.shape[:-2] or rows.shape[-1] != W.shape[-1]:
+        wanted = ", ".join(map(str, (*W.shape[:-2], "any", W.shape[-1])))
         raise DimensionError(
-            f"start has shape {tuple(start.shape)}, but W {tuple(W.shape)} needs ({', '.join(map(str, wanted))}): "
-            "pass the .start of a matrix of the same shape, or v[None] for one vector."
+            f"start has shape {tuple(rows.shape)}, but W {tuple(W.shape)} needs ({wanted}): "
+            "pass the .start of a matrix of the same shape."
         )
-    return start.to(W)
+    return rows.to(W)
 
 
 def _choose(method: Method, W: Tensor, rtol: float) -> Method:
@@ -112,12 +111,17 @@ def _choose(method: Method, W: Tensor, rtol: float) -> Method:
 
 
 def _norm(
-    W: Tensor, method: Method, rtol: float, start: Tensor | None, generator: torch.Generator, name: str
+    W: Tensor,
+    method: Method,
+    rtol: float,
+    start: Tensor | None,
+    generator: torch.Generator | None,
+    index: tuple[int, ...] = (),
 ) -> _Found:
     found = _attempt(W, method, rtol, start, generator)
     if found is not None:
         return found
-    check_finite(W, name)
+    check_finite(W, f"W{list(index) or ''}")
     size = float(W.abs().amax())
     if size == 0:
         return _Found(0.0, 0.0, _padded(W), method)
@@ -127,12 +131,13 @@ def _norm(
 
 
 def _attempt(
-    W: Tensor, method: Method, rtol: float, start: Tensor | None, generator: torch.Generator
+    W: Tensor, method: Method, rtol: float, start: Tensor | None, generator: torch.Generator | None
 ) -> _Found | None:
     """The norm, or None if `W` must be rescaled or looked at first."""
     if method == "exact":
         return _exact(W, start)
     if method == "power":
+        generator = generator or torch.Generator(W.device)
         found = block_power(W, _mixed(start, W, generator), rtol, generator)
         if found is None or found[1] <= rtol:
             return found and _Found(*found, method)
@@ -153,35 +158,38 @@ def _gram(W: Tensor, rtol: float, start: Tensor | None) -> _Found | None:
         return None
     norm, error, power = root_of_top(G, trace, rtol)
     if start is None:  # rows of a power of the Gram matrix have been through that many power steps
-        start = power[:KEPT] if W.shape[0] >= W.shape[1] else power[:KEPT] @ W
+        start = power[:ROWS] if W.shape[0] >= W.shape[1] else power[:ROWS] @ W
     return _Found(norm, error, _padded(start), "gram")
 
 
 def _mixed(start: Tensor | None, W: Tensor, generator: torch.Generator) -> Tensor:
-    """`KEPT` rows: those of `start` that are neither zero nor NaN, and random ones for the rest.
+    """`ROWS` rows: those of `start` that are neither zero nor NaN, and random ones for the rest.
 
     The last is always random: a start may lie in the null space of W, and something must show how large W is.
     """
-    rows = torch.randn(min(KEPT, W.shape[1]), W.shape[1], dtype=W.dtype, device=W.device, generator=generator)
-    if start is None:
-        return rows
-    start = _padded(start)[:-1]
-    lengths = torch.linalg.vector_norm(start, dim=1, keepdim=True)
-    usable = lengths.isfinite() & (lengths > 0)
-    return torch.cat([torch.where(usable, start / lengths, rows[:-1]), rows[-1:]])
+    wanted = min(ROWS, W.shape[1])
+    before = W[:0] if start is None else start[: wanted - 1]
+    lengths = torch.linalg.vector_norm(before, dim=1)
+    before = before[(lengths > 0) & (lengths < math.inf)]
+    fresh = torch.randn(wanted - before.shape[0], W.shape[1], dtype=W.dtype, device=W.device, generator=generator)
+    return torch.cat([before, fresh])
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """The first `KEPT` (at most as many as columns), and zeros for those that are missing."""
-    wanted = min(KEPT, rows.shape[1])
-    return pad(rows[:wanted], (0, 0, 0, wanted - min(wanted, rows.shape[0])))
+    """The first `ROWS` (at most as many as columns), with zeros for those that are missing."""
+    wanted = min(ROWS, rows.shape[1])
+    missing = wanted - rows.shape[0]
+    return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows[:wanted]
+
+
+def _single(found: _Found, W: Tensor) -> SpectralNorm:
+    value, relative_error = W.new_tensor(found.norm), W.new_tensor(found.relative_error)
+    return SpectralNorm(value, relative_error, found.start.clone(), found.method)
 
 
 def _stacked(found: list[_Found], W: Tensor) -> SpectralNorm:
     stack = W.shape[:-2]
-    return SpectralNorm(
-        value=W.new_tensor([one.norm for one in found]).reshape(stack),
-        relative_error=W.new_tensor([one.relative_error for one in found]).reshape(stack),
-        start=torch.stack([one.start for one in found]).reshape(*stack, -1, W.shape[-1]),
-        method="+".join(sorted({one.method for one in found})),
-    )
+    norms, errors, starts, methods = zip(*found, strict=True)
+    value, relative_error = W.new_tensor([norms, errors]).view(2, *stack).unbind()
+    start = torch.stack(starts).view(*stack, -1, W.shape[-1])
+    return SpectralNorm(value, relative_error, start, method="+".join(sorted(set(methods))))

@@ -83,7 +83,7 @@ class _Derivation:
             init_std=self._initial_std(sigma),
             multiplier=tidy(self.own_multiplier * (beta if getattr(self.unit, "output", False) else 1)),
             lr=tidy(rate),
-            weight_decay=self._weight_decay(rate, sigma, beta),
+            weight_decay=self._weight_decay(rate, beta),
             eps=self._epsilon(beta),
             steps=tuple(self.steps),
         )
@@ -295,7 +295,7 @@ class _Derivation:
     def _step(self, unit: Unit, sigma: Expr, beta: Expr) -> Expr:
         return self.optimizer.step(self._sizes(unit, sigma, beta))
 
-    def _weight_decay(self, rate: Expr, sigma: Expr, beta: Expr) -> Expr:
+    def _weight_decay(self, rate: Expr, beta: Expr) -> Expr:
         if not self.core.decays:
             return self._say_decay(sympy.Integer(0), "gains and biases are not decayed", "Dey et al. 2025")
         if self.rule.decay == "none":

@@ -1,6 +1,7 @@
 """The result of a derivation: five exact expressions, the steps that led to them, and what can be done with them."""
 
 import dataclasses
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -186,6 +187,9 @@ class Scaling:
                 for name, block in self.blocks.items()
             }
         return data
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=2)
 
     def to_text(self, *, steps: bool = True) -> str:
         lines = [f"{self.unit} · {self.rule} · {self.optimizer} · {self.decay} decay · {self.standing}", ""]
