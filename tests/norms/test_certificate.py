@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mupscale.norms import block_power, spectral_norm
+from mupscale.norms import block_power, spectral, spectral_norm
 
 SHAPE = (300, 280)
 
@@ -115,3 +115,19 @@ def test_the_result_does_not_share_memory_with_the_input(matrix_with):
             before = W.clone()
             result.start.fill_(3.0)
             assert torch.equal(W, before)
+
+
+def test_without_a_generator_the_directions_are_those_of_the_matrix_and_of_no_other(matrix_with, monkeypatch):
+    """A start holds what the last call's directions found: were they drawn again, they could not contradict it."""
+    seeds: list[int] = []
+    honest = spectral.block_power
+
+    def noting(W: Tensor, start: Tensor, rtol: float, generator: torch.Generator):
+        seeds.append(generator.initial_seed())
+        return honest(W, start, rtol, generator)
+
+    monkeypatch.setattr(spectral, "block_power", noting)
+    first, second = (matrix_with(*SHAPE, [1.0, 0.5], seed=seed)[0] for seed in (0, 1))
+    for W in (first, second, first.clone()):
+        spectral_norm(W, "power")
+    assert seeds[0] == seeds[2] != seeds[1]

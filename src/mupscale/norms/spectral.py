@@ -60,8 +60,9 @@ def spectral_norm(
     - `auto`: what is fastest for the shape: `exact` for tiny matrices, `gram` up to 256 rows or columns, else `power`.
 
     Half precision is computed in float32. An `rtol` below 100 machine epsilons is finer than Gram matrices can tell
-    and computed by SVD. Nothing is remembered between calls. Without a `generator`, each call draws the same
-    directions; torch's global random state is not touched either way.
+    and computed by SVD. Nothing is remembered between calls. Without a `generator`, the random directions are
+    seeded from entries of `W`, so that the same call gives the same result, and the directions do not depend on those
+    that led to `start`. torch's global random state is not touched either way.
 
     >>> W = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
     >>> round(float(spectral_norm(W)), 3)
@@ -84,6 +85,12 @@ def spectral_norm(
         for i in itertools.product(*map(range, matrices.shape[:-2]))
     ]
     return _stacked(found, matrices)
+
+
+def _own_generator(W: Tensor) -> torch.Generator:
+    """Seeded from up to 64 entries: a start found with a matrix's directions must not meet them again at the next."""
+    entries = W.reshape(-1)[:: -(-W.numel() // 64)].tolist()
+    return torch.Generator(W.device).manual_seed(hash(tuple(entries)))
 
 
 def _usable_start(start: Tensor | None, W: Tensor) -> Tensor | None:
@@ -137,7 +144,7 @@ def _attempt(
     if method == "exact":
         return _exact(W, start)
     if method == "power":
-        generator = generator or torch.Generator(W.device)
+        generator = generator or _own_generator(W)
         found = block_power(W, _mixed(start, W, generator), rtol, generator)
         if found is None or found[1] <= rtol:
             return found and _Found(*found, method)
@@ -189,7 +196,6 @@ def _single(found: _Found, W: Tensor) -> SpectralNorm:
 
 def _stacked(found: list[_Found], W: Tensor) -> SpectralNorm:
     stack = W.shape[:-2]
-    norms, errors, starts, methods = zip(*found, strict=True)
-    value, relative_error = W.new_tensor([norms, errors]).view(2, *stack).unbind()
-    start = torch.stack(starts).view(*stack, -1, W.shape[-1])
-    return SpectralNorm(value, relative_error, start, method="+".join(sorted(set(methods))))
+    value, relative_error = (W.new_tensor([one[k] for one in found]).reshape(stack) for k in (0, 1))
+    start = torch.stack([one.start for one in found]).reshape(*stack, -1, W.shape[-1])
+    return SpectralNorm(value, relative_error, start, method="+".join(sorted({one.method for one in found})))
