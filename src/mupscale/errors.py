@@ -44,6 +44,10 @@ class NotExactError(MupscaleError):
     """A reparametrization that would change the training it claims to leave alone."""
 
 
+class UnreadableModelError(MupscaleError):
+    """A model with parameters that are not understood, or that contradicts its config."""
+
+
 class NonFiniteError(MupscaleError, ValueError):
     """NaN or infinity where a number is needed."""
 

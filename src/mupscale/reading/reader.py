@@ -1,0 +1,279 @@
+"""`read`: from a module to one fact for each of its parameters, or a refusal that names those it does not know."""
+
+import fnmatch
+import inspect
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import nn
+
+from mupscale.errors import OptionError, UnknownNameError, UnreadableModelError
+from mupscale.reading.config import ConfigFacts, config_facts
+from mupscale.reading.facts import BRANCH_OUTPUTS, ROLES, Block, ModelFacts, ParameterFact, Role
+from mupscale.reading.structure import Entry, bare, entries
+from mupscale.reading.vocabulary import matrix_role, outer_matrix_role
+
+_POSITION = re.compile(r"pos(?:ition|itional)?s?(?:$|[._]?emb|[._])|wpe|embed_positions", re.IGNORECASE)
+_VECTORS = re.compile(r"bias$|sinks?$")
+
+
+def read(model: nn.Module, *, roles: Mapping[str, str] | None = None, ignore: Collection[str] = ()) -> ModelFacts:
+    """What each parameter of a model is. `roles` settles what is unclear: {"*.mixer.in_proj.weight": "hidden"}.
+
+    `ignore` names keys of the config that look like multipliers and do not change with width or depth. Works on the
+    meta device and through DistributedDataParallel, torch.compile and FSDP2.
+    """
+    model = bare(model)
+    found = list(entries(model))
+    output = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    reader = _Reader(type(model).__name__, found, config_facts(model, ignore), _chosen(found, roles or {}), output)
+    return reader.facts()
+
+
+def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, Role]:
+    """The user's roles by parameter; a pattern that matches nothing, or two that match one parameter, raise."""
+    chosen: dict[str, tuple[str, Role]] = {}
+    for pattern, role in roles.items():
+        if role not in ROLES:
+            raise UnknownNameError("role", role, ROLES)
+        names = [entry.name for entry in found if fnmatch.fnmatchcase(entry.name, pattern)]
+        if not names:
+            near = ", ".join(sorted({entry.template for entry in found})[:3])
+            raise OptionError(f"roles: the pattern {pattern!r} matches no parameter. Names look like {near}.")
+        for name in names:
+            if name in chosen:
+                other = chosen[name][0]
+                raise OptionError(f"roles: both {other!r} and {pattern!r} match {name}. Make one of them narrower.")
+            chosen[name] = (pattern, role)
+    return {name: role for name, (_, role) in chosen.items()}
+
+
+@dataclass
+class _Reader:
+    model: str
+    found: Sequence[Entry]
+    config: ConfigFacts
+    chosen: Mapping[str, Role]
+    output: nn.Module | None
+    """The readout, where the model says which module that is."""
+
+    def facts(self) -> ModelFacts:
+        self.tokens = self._token_embedding()
+        self.width = self.config.width or self.tokens.shape[1]
+        self.depths = self._depths()
+        self.linears = [e for e in self.found if e.stack is None and e.kind == "linear" and e.leaf == "weight"]
+        roles: dict[str, Role | None] = {entry.name: self._role(entry) for entry in self.found}
+        self._refuse([entry for entry in self.found if roles[entry.name] is None])
+        facts = {entry.name: self._fact(entry, roles[entry.name]) for entry in self.found}
+        facts = self._with_repetitions(facts)
+        self._check(facts)
+        gains = [e.name for e in self.found if e.stack is None and roles[e.name] == "gain" and e.shape == (self.width,)]
+        config = self.config
+        return ModelFacts(
+            facts, self.width, max(self.depths.values(), default=0), config.heads, config.kv_heads, config.head_dim,
+            gains[-1] if gains else None, config.settings,
+        )  # fmt: skip
+
+    def _token_embedding(self) -> Entry:
+        tables = [e for e in self.found if e.kind == "embedding" and e.stack is None and not _POSITION.search(e.name)]
+        tables = [e for e in self.found if self.chosen.get(e.name) == "embedding"] or tables
+        if not tables:
+            raise UnreadableModelError(
+                f"{self.model} has no token embedding (nn.Embedding outside of the blocks). Name it: "
+                'roles={"…": "embedding"}.'
+            )
+        return max(tables, key=lambda entry: entry.shape[0])
+
+    def _depths(self) -> dict[str, int]:
+        blocks = {(e.stack, e.block) for e in self.found if e.stack is not None and len(e.shape) > 1}
+        return dict(Counter(stack for stack, _ in blocks))
+
+    def _role(self, entry: Entry) -> Role | None:
+        if entry.name in self.chosen:
+            return self.chosen[entry.name]
+        if len(entry.shape) <= 1 or entry.leaf.endswith("bias"):
+            return self._vector_role(entry)
+        if entry.stack is None:
+            return self._outer_role(entry)
+        path = entry.inside if entry.leaf == "weight" else f"{entry.inside}.{entry.leaf}"
+        role = matrix_role(path)
+        return role if role is None or self._fits(entry, role) else None
+
+    def _vector_role(self, entry: Entry) -> Role | None:
+        if entry.kind == "norm":
+            return "bias" if entry.leaf == "bias" else "gain"
+        if entry.shape in ((), (1,)) and entry.leaf != "bias":
+            return "gain"  # a scalar that the model sets to a constant
+        if entry.leaf == "bias" or (entry.kind == "other" and _VECTORS.search(entry.leaf) and "dt_" not in entry.leaf):
+            return "bias"
+        return None
+
+    def _outer_role(self, entry: Entry) -> Role | None:
+        if entry.kind == "embedding":
+            return "position" if _POSITION.search(entry.name) and entry is not self.tokens else "embedding"
+        if entry.kind == "linear" and entry.leaf == "weight":
+            n_out = entry.shape[1] if entry.transposed else entry.shape[0]
+            if entry.owner is self.output or (n_out == self.tokens.shape[0] and entry is self.linears[-1]):
+                return "readout"
+        return outer_matrix_role(entry.inside) if entry.kind == "linear" else None
+
+    def _fits(self, entry: Entry, role: Role) -> bool:
+        """Whether a shape can be what the name claims; a claim that fails is no role at all."""
+        n_out, n_in = self._fans(entry, role)
+        if role == "router":
+            return n_in == self.width and (n_out == 1 or n_out == self.config.experts)
+        if role in BRANCH_OUTPUTS:
+            return n_out == self.width
+        if role in ("query", "key", "value", "fused_qkv", "mlp_in", "expert_in", "low_rank_down"):
+            return n_in == self.width
+        return True
+
+    def _fans(self, entry: Entry, role: Role) -> tuple[int, int]:
+        if len(entry.shape) == 1:
+            return entry.shape[0], 1
+        if role in ("embedding", "position"):
+            return entry.shape[1], entry.shape[0]
+        n_out, n_in = entry.shape[-2:]
+        return (n_in, n_out) if self._is_transposed(entry) else (n_out, n_in)
+
+    def _is_transposed(self, entry: Entry) -> bool:
+        if len(entry.shape) == 3:
+            return bool(getattr(entry.owner, "is_transposed", self._in_comes_first(entry)))
+        return entry.transposed
+
+    def _in_comes_first(self, entry: Entry) -> bool:
+        """Stacked experts are (experts, out, in) unless the input side of the first matrix shows otherwise."""
+        first = next((p for name, p in entry.owner.named_parameters() if re.search(r"gate|up|w1", name)), None)
+        return first is not None and first.ndim == 3 and first.shape[1] == self.width != first.shape[2]
+
+    def _fact(self, entry: Entry, role: Role | None) -> ParameterFact:
+        assert role is not None
+        n_out, n_in = self._fans(entry, role)
+        out_axis = (
+            1 if role in ("embedding", "position") else len(entry.shape) - (1 if self._is_transposed(entry) else 2)
+        )
+        expert = role in ("expert_in", "expert_out")
+        config = self.config
+        return ParameterFact(
+            name=entry.name,
+            shape=entry.shape,
+            role=role,
+            fan_in=n_in,
+            fan_out=n_out,
+            out_axis=max(out_axis, 0),
+            width=self.width,
+            depth=None if entry.stack is None else self.depths.get(entry.stack),
+            output=role in BRANCH_OUTPUTS or (role == "bias" and matrix_role(entry.inside) in BRANCH_OUTPUTS),
+            inner=config.heads * config.head_dim if config.heads and config.head_dim else None,
+            active=(config.active_experts or 1) / config.experts if expert and config.experts else 1.0,
+            forward_multiplier=self._forward_multiplier(entry, role),
+            offset=_offset(entry) if role == "gain" else 0.0,
+            tied=entry.tied,
+            template=entry.template,
+        )
+
+    def _forward_multiplier(self, entry: Entry, role: Role) -> float:
+        if role == "embedding" and entry is self.tokens:
+            return self.config.embedding_multiplier * _embedding_scale(entry.owner)
+        if role == "readout":
+            return self.config.readout_multiplier
+        if role in BRANCH_OUTPUTS:
+            return self.config.residual_multiplier
+        return 1.0
+
+    def _with_repetitions(self, facts: dict[str, ParameterFact]) -> dict[str, ParameterFact]:
+        """Repetitions of keys and values: by the rows of their own attention, which the config must confirm."""
+        return {name: self._repeated(fact, facts) for name, fact in facts.items()}
+
+    def _repeated(self, fact: ParameterFact, facts: Mapping[str, ParameterFact]) -> ParameterFact:
+        if fact.role == "fused_qkv":
+            return self._fused(fact)
+        if fact.role not in ("key", "value"):
+            return fact
+        heads, kv_heads, head_dim = self.config.heads, self.config.kv_heads, self.config.head_dim
+        if heads and kv_heads and head_dim:
+            if fact.role == "key" and fact.fan_out != kv_heads * head_dim:
+                raise UnreadableModelError(
+                    f"{fact.name} has {fact.fan_out} outputs, but the config says {kv_heads} key/value heads of "
+                    f"{head_dim}, that is {kv_heads * head_dim}. Mend the config, or pass a role for this parameter."
+                )
+            return replace(fact, repetitions=heads // kv_heads)
+        path = fact.name.rsplit(".", 2)[0]
+        query = next((f for f in facts.values() if f.role == "query" and f.name.rsplit(".", 2)[0] == path), None)
+        if query is None or query.fan_out % fact.fan_out:
+            rows = "no query beside it" if query is None else f"{query.fan_out} query outputs, not a multiple"
+            raise UnreadableModelError(f"{fact.name} has {fact.fan_out} outputs and {rows}: repetitions are unclear.")
+        return replace(fact, repetitions=query.fan_out // fact.fan_out, inner=query.fan_out)
+
+    def _fused(self, fact: ParameterFact) -> ParameterFact:
+        heads, kv_heads, head_dim = self.config.heads, self.config.kv_heads, self.config.head_dim
+        if not (heads and kv_heads and head_dim):
+            raise UnreadableModelError(
+                f"{fact.name} holds queries, keys and values, but there is no config with heads."
+            )
+        rows = (heads + 2 * kv_heads) * head_dim
+        if fact.fan_out != rows:
+            raise UnreadableModelError(
+                f"{fact.name} has {fact.fan_out} outputs, but the config has {heads} + 2·{kv_heads} heads of "
+                f"{head_dim}, that is {rows}. Mend the config, or pass a role for this parameter."
+            )
+        grouped = fact.name.rsplit(".", 2)[-2] == "query_key_value"
+        blocks = _blocks(heads, kv_heads, head_dim, grouped)
+        return replace(fact, repetitions=heads // kv_heads, blocks=blocks)
+
+    def _refuse(self, unknown: Sequence[Entry]) -> None:
+        if not unknown:
+            return
+        templates = Counter((entry.template, entry.shape) for entry in unknown)
+        rows = [
+            f"  {template} {shape}" + (f" × {count}" if count > 1 else "")
+            for (template, shape), count in templates.items()
+        ]
+        shown = rows[:12] + ([f"  … and {len(rows) - 12} more"] if len(rows) > 12 else [])
+        example = next(iter(templates))[0]
+        raise UnreadableModelError(
+            f"{self.model}: {len(unknown)} parameters are not understood:\n"
+            + "\n".join(shown)
+            + f'\nSay what they are: roles={{"{example}": "hidden"}}. Roles: {", ".join(ROLES)}.'
+        )
+
+    def _check(self, facts: Mapping[str, ParameterFact]) -> None:
+        if not self.tokens.tied and not any(fact.role == "readout" for fact in facts.values()):
+            raise UnreadableModelError(
+                f"{self.model} has no readout: no matrix outside of the blocks has {self.tokens.shape[0]} outputs, and "
+                'the embedding is not tied. Name it: roles={"…": "readout"}.'
+            )
+
+
+def _blocks(heads: int, kv_heads: int, head_dim: int, grouped: bool) -> tuple[Block, ...]:
+    """Rows of q, k and v: one after the other, or for each key/value head its queries, its key and its value."""
+    if not grouped:
+        ends = [0, heads, heads + kv_heads, heads + 2 * kv_heads]
+        slices = [((ends[i] * head_dim, ends[i + 1] * head_dim),) for i in range(3)]
+    else:
+        r = heads // kv_heads
+        starts = [group * (r + 2) * head_dim for group in range(kv_heads)]
+        parts = [(0, r), (r, r + 1), (r + 1, r + 2)]
+        slices = [tuple((s + low * head_dim, s + high * head_dim) for s in starts) for low, high in parts]
+    return tuple(Block(role, rows) for role, rows in zip(("query", "key", "value"), slices, strict=True))
+
+
+def _embedding_scale(owner: Any) -> float:
+    """The constant by which a scaled embedding multiplies what it looks up (Gemma's √width)."""
+    for name in ("scalar_embed_scale", "embed_scale"):
+        scale = getattr(owner, name, None)
+        if isinstance(scale, int | float):
+            return float(scale)
+    return 1.0
+
+
+def _offset(entry: Entry) -> float:
+    """1 for a norm that multiplies by 1 + weight, as its source shows."""
+    try:
+        source = inspect.getsource(type(entry.owner))
+    except (OSError, TypeError):
+        return 0.0
+    return 1.0 if re.search(r"\b1(?:\.0)? \+ self\.weight|self\.weight(?:\.float\(\))? \+ 1", source) else 0.0

@@ -1,0 +1,101 @@
+"""The skeleton of a model: each parameter once, with the module that owns it and the block it stands in."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+Kind = Literal["embedding", "linear", "norm", "other"]
+
+# Components that wrappers put into names: DistributedDataParallel, torch.compile, FSDP 1 and activation checkpointing.
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A parameter where it stands. `inside` is the owner's path from its block inward (or its whole path)."""
+
+    name: str
+    tied: tuple[str, ...]
+    shape: tuple[int, ...]
+    leaf: str
+    owner: nn.Module
+    kind: Kind
+    stack: str | None
+    block: int | None
+    inside: str
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the weight is stored as (in, out), as by Hugging Face's Conv1D."""
+        return type(self.owner).__name__ == "Conv1D" and hasattr(self.owner, "nf")
+
+    @property
+    def template(self) -> str:
+        if self.stack is None:
+            return self.name
+        return f"{self.stack}.*" + self.name.removeprefix(f"{self.stack}.{self.block}")
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """The model without DistributedDataParallel or torch.compile around it."""
+    while True:
+        inner: Any = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def bare_name(name: str) -> str:
+    """A parameter's name without what wrappers put into it.
+
+    >>> bare_name("layers.0._orig_mod.mlp.weight")
+    'layers.0.mlp.weight'
+    """
+    return _WRAPPERS.sub("", name)
+
+
+def entries(model: nn.Module) -> Iterator[Entry]:
+    """Every parameter of the bare model once, in its order, with all its names."""
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for key, (first, *others) in names.items():
+        path, _, leaf = first.rpartition(".")
+        owner = modules[path]
+        stack, block, inside = _place(bare_name(path))
+        shape = tuple(tensors[key].shape)
+        tied = tuple(bare_name(name) for name in others)
+        yield Entry(bare_name(first), tied, shape, leaf, owner, kind_of(owner), stack, block, inside)
+
+
+def _place(path: str) -> tuple[str | None, int | None, str]:
+    """Stack, index and path inside the block, by the first number in a path.
+
+    >>> _place("model.layers.3.mlp.experts.0.w1")
+    ('model.layers', 3, 'mlp.experts.0.w1')
+    """
+    parts = path.split(".")
+    for k, part in enumerate(parts):
+        if part.isdigit() and k > 0:
+            return ".".join(parts[:k]), int(part), ".".join(parts[k + 1 :])
+    return None, None, path
+
+
+def kind_of(owner: nn.Module) -> Kind:
+    """What a module is, by its type and the attributes of that type."""
+    name = type(owner).__name__.lower()
+    if isinstance(owner, nn.Embedding):
+        return "embedding"
+    if isinstance(owner, nn.Linear) or hasattr(owner, "nf"):
+        return "linear"
+    if "norm" in name or isinstance(owner, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
+        return "norm"
+    return "other"
