@@ -21,6 +21,7 @@ def test_means_bands_and_theory_are_on_the_axes():
     assert list(theory.get_ydata()) == BAND.theory
     outline = axes.collections[0].get_paths()[0].vertices
     assert np.isclose(outline[:, 1].max(), 3.3)
+    assert np.isclose(outline[:, 1].min(), 1.9)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["measured", "theory"]
     assert axes.get_ylim()[0] == 0
 
