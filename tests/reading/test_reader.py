@@ -268,3 +268,50 @@ def test_a_config_that_contradicts_the_weights_is_an_error(build):
 def test_state_space_and_recurrent_models_are_refused(kind, build):
     with pytest.raises(UnreadableModelError, match="not understood"):
         read(build(kind))
+
+
+class TestPostNorms:
+    """Where a branch ends in a norm, by watching one forward pass; names would mislead."""
+
+    @pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2", "falcon"])
+    def test_a_pre_norm_model_has_none(self, kind, build):
+        facts = read(build(kind, **{**SEPARATE, **FUSED}[kind]))
+        assert facts.watched
+        assert not any(fact.normed_by for fact in facts.parameters.values())
+
+    @pytest.mark.parametrize(
+        ("kind", "attention", "mlp"),
+        [
+            ("olmo2", "post_attention_layernorm", "post_feedforward_layernorm"),
+            ("gemma2", "post_attention_layernorm", "post_feedforward_layernorm"),
+            ("glm4", "post_self_attn_layernorm", "post_mlp_layernorm"),
+        ],
+    )
+    def test_a_post_norm_model_has_one_for_each_branch(self, kind, attention, mlp, build):
+        facts = read(build(kind, **SHARED, hidden_size=256, head_dim=32)).parameters
+        for layer in range(3):
+            prefix = f"model.layers.{layer}"
+            assert facts[f"{prefix}.self_attn.o_proj.weight"].normed_by == f"{prefix}.{attention}"
+            assert facts[f"{prefix}.mlp.down_proj.weight"].normed_by == f"{prefix}.{mlp}"
+            assert facts[f"{prefix}.self_attn.q_proj.weight"].normed_by is None
+
+    def test_a_branch_of_experts_is_normed_after_they_are_mixed(self, build):
+        facts = read(build("flex_olmo", **SHARED, hidden_size=256, intermediate_size=320)).parameters
+        experts = facts["model.layers.1.mlp.experts.down_proj"]
+        assert experts.normed_by == "model.layers.1.post_feedforward_layernorm"
+
+    def test_a_module_that_adds_the_residual_stream_itself_is_no_post_norm(self, build):
+        facts = read(build("bloom"))
+        assert facts.watched
+        assert not any(fact.normed_by for fact in facts.parameters.values())
+
+    def test_reading_changes_nothing_about_the_model(self):
+        model = Own().train()
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        state = torch.get_rng_state()
+        assert not read(model).watched  # it has no forward
+        assert model.training
+        assert model.blocks[0]["mlp"].fc1.training
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+        assert torch.equal(torch.get_rng_state(), state)

@@ -69,6 +69,8 @@ class ParameterFact:
     """A constant by which the model's own forward pass multiplies what comes out of it."""
     offset: float = 0.0
     """A gain that acts as 1 + weight has offset 1."""
+    normed_by: str | None = None
+    """The norm (its module) that takes a branch's output before it is added to the residual stream: a post-norm."""
     tied: tuple[str, ...] = ()
     """Other names of the same tensor."""
     blocks: tuple[Block, ...] = ()
@@ -88,6 +90,8 @@ class ModelFacts:
     head_dim: int | None = None
     final_gain: str | None = None
     """The gain of the norm before the readout."""
+    watched: bool = False
+    """Whether one forward pass on the meta device could be watched, so that `normed_by` is known."""
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Constants of the config that matter to a plan: the attention scale, say."""
 

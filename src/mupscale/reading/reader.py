@@ -1,6 +1,7 @@
 """`read`: from a module to one fact for each of its parameters, or a refusal that names those it does not know."""
 
 import fnmatch
+import functools
 import inspect
 import re
 from collections import Counter
@@ -12,6 +13,7 @@ from torch import nn
 
 from mupscale.errors import OptionError, UnknownNameError, UnreadableModelError
 from mupscale.reading.config import ConfigFacts, config_facts
+from mupscale.reading.dataflow import norms_after
 from mupscale.reading.facts import BRANCH_OUTPUTS, ROLES, Block, ModelFacts, ParameterFact, Role
 from mupscale.reading.structure import Entry, bare, entries
 from mupscale.reading.vocabulary import matrix_role, outer_matrix_role
@@ -30,7 +32,26 @@ def read(model: nn.Module, *, roles: Mapping[str, str] | None = None, ignore: Co
     found = list(entries(model))
     output = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     reader = _Reader(type(model).__name__, found, config_facts(model, ignore), _chosen(found, roles or {}), output)
-    return reader.facts()
+    return _with_post_norms(model, reader.facts(), {entry.name: entry for entry in found})
+
+
+def _with_post_norms(model: nn.Module, facts: ModelFacts, found: Mapping[str, Entry]) -> ModelFacts:
+    ends = [name for name, fact in facts.parameters.items() if fact.role in BRANCH_OUTPUTS]
+    after = norms_after(model, {name: _enclosing(found[name]) for name in ends})
+    if not after:
+        return replace(facts, watched=after is not None)
+    named = {name: replace(fact, normed_by=after.get(name)) for name, fact in facts.parameters.items()}
+    return replace(facts, parameters=named, watched=True)
+
+
+def _enclosing(entry: Entry) -> list[str]:
+    """The owner of a matrix; of one in a mixture of experts, also the modules in the block that mix it with others.
+
+    Only there: elsewhere an enclosing module may add the residual stream before it returns, as Bloom's do.
+    """
+    parts = entry.path.split(".")
+    outside = len(parts) - (len(entry.inside.split(".")) if "expert" in entry.inside else 1)
+    return [".".join(parts[:k]) for k in range(len(parts), outside, -1)]
 
 
 def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, Role]:
@@ -74,7 +95,7 @@ class _Reader:
         config = self.config
         return ModelFacts(
             facts, self.width, max(self.depths.values(), default=0), config.heads, config.kv_heads, config.head_dim,
-            gains[-1] if gains else None, config.settings,
+            gains[-1] if gains else None, settings=config.settings,
         )  # fmt: skip
 
     def _token_embedding(self) -> Entry:
@@ -170,7 +191,7 @@ class _Reader:
             inner=config.heads * config.head_dim if config.heads and config.head_dim else None,
             active=(config.active_experts or 1) / config.experts if expert and config.experts else 1.0,
             forward_multiplier=self._forward_multiplier(entry, role),
-            offset=_offset(entry) if role == "gain" else 0.0,
+            offset=_offset(type(entry.owner)) if role == "gain" else 0.0,
             tied=entry.tied,
             template=entry.template,
         )
@@ -270,10 +291,11 @@ def _embedding_scale(owner: Any) -> float:
     return 1.0
 
 
-def _offset(entry: Entry) -> float:
+@functools.cache
+def _offset(norm: type[nn.Module]) -> float:
     """1 for a norm that multiplies by 1 + weight, as its source shows."""
     try:
-        source = inspect.getsource(type(entry.owner))
+        source = inspect.getsource(norm)
     except (OSError, TypeError):
         return 0.0
     return 1.0 if re.search(r"\b1(?:\.0)? \+ self\.weight|self\.weight(?:\.float\(\))? \+ 1", source) else 0.0

@@ -20,6 +20,8 @@ class Entry:
     name: str
     tied: tuple[str, ...]
     shape: tuple[int, ...]
+    path: str
+    """The owner's path in the model as it is, wrappers included."""
     leaf: str
     owner: nn.Module
     kind: Kind
@@ -73,7 +75,7 @@ def entries(model: nn.Module) -> Iterator[Entry]:
         stack, block, inside = _place(bare_name(path))
         shape = tuple(tensors[key].shape)
         tied = tuple(bare_name(name) for name in others)
-        yield Entry(bare_name(first), tied, shape, leaf, owner, kind_of(owner), stack, block, inside)
+        yield Entry(bare_name(first), tied, shape, path, leaf, owner, kind_of(owner), stack, block, inside)
 
 
 def _place(path: str) -> tuple[str | None, int | None, str]:
