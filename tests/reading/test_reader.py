@@ -101,6 +101,19 @@ def test_grouped_rows_are_those_that_falcon_itself_splits_off(kv_heads, build):
         assert sorted(set(theirs.flatten().long().tolist())) == sorted(mine.tolist()), block.role
 
 
+def test_rows_are_those_that_bigcode_splits_off_when_heads_are_not_shared(build):
+    """Its code views each head as (q, k, v), where GPT-2's c_attn holds one after the other."""
+    shared = by_role(read(build("gpt_bigcode", n_embd=64, n_head=4, n_layer=1, multi_query=True)))["fused_qkv"][0]
+    apart = by_role(read(build("gpt_bigcode", n_embd=64, n_head=4, n_layer=1, multi_query=False)))["fused_qkv"][0]
+    assert [block.slices for block in shared.blocks] == [((0, 64),), ((64, 80),), ((80, 96),)]
+    assert apart.blocks[1].slices == ((16, 32), (64, 80), (112, 128), (160, 176))
+
+
+def test_a_layout_that_is_not_known_is_left_open(build):
+    fact = by_role(read(build("codegen", n_embd=64, n_head=4, n_layer=1, rotary_dim=8)))["fused_qkv"][0]
+    assert (fact.repetitions, fact.blocks) == (1, ())
+
+
 def test_transposed_and_stacked_weights_have_their_fans_the_right_way_round(build):
     gpt2 = by_role(read(build("gpt2", n_embd=256, n_head=8, n_layer=1)))
     assert (gpt2["mlp_in"][0].fan_in, gpt2["mlp_in"][0].fan_out, gpt2["mlp_in"][0].out_axis) == (256, 1024, 1)

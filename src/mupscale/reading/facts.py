@@ -74,6 +74,7 @@ class ParameterFact:
     tied: tuple[str, ...] = ()
     """Other names of the same tensor."""
     blocks: tuple[Block, ...] = ()
+    """The parts of a fused matrix; empty where their layout is not known."""
     template: str = ""
     """The name with * for the index of the block: the same for the same parameter of a deeper model."""
 

@@ -16,7 +16,7 @@ from mupscale.reading.config import ConfigFacts, config_facts
 from mupscale.reading.dataflow import norms_after
 from mupscale.reading.facts import BRANCH_OUTPUTS, ROLES, Block, ModelFacts, ParameterFact, Role
 from mupscale.reading.structure import Entry, bare, entries
-from mupscale.reading.vocabulary import matrix_role, outer_matrix_role
+from mupscale.reading.vocabulary import Layout, fused_layout, matrix_role, outer_matrix_role
 
 _POSITION = re.compile(r"pos(?:ition|itional)?s?(?:$|[._]?emb|[._])|wpe|embed_positions", re.IGNORECASE)
 _VECTORS = re.compile(r"bias$|sinks?$")
@@ -241,8 +241,9 @@ class _Reader:
                 f"{fact.name} has {fact.fan_out} outputs, but the config has {heads} + 2·{kv_heads} heads of "
                 f"{head_dim}, that is {rows}. Mend the config, or pass a role for this parameter."
             )
-        grouped = fact.name.rsplit(".", 2)[-2] == "query_key_value"
-        blocks = _blocks(heads, kv_heads, head_dim, grouped)
+        entry = next(entry for entry in self.found if entry.name == fact.name)
+        layout = fused_layout(type(entry.parent).__name__, entry.path.rpartition(".")[2], heads // kv_heads)
+        blocks = _blocks(heads, kv_heads, head_dim, layout) if layout else ()
         return replace(fact, repetitions=heads // kv_heads, blocks=blocks)
 
     def _refuse(self, unknown: Sequence[Entry]) -> None:
@@ -269,9 +270,9 @@ class _Reader:
             )
 
 
-def _blocks(heads: int, kv_heads: int, head_dim: int, grouped: bool) -> tuple[Block, ...]:
-    """Rows of q, k and v: one after the other, or for each key/value head its queries, its key and its value."""
-    if not grouped:
+def _blocks(heads: int, kv_heads: int, head_dim: int, layout: Layout) -> tuple[Block, ...]:
+    """The rows of q, k and v."""
+    if layout == "one after the other":
         ends = [0, heads, heads + kv_heads, heads + 2 * kv_heads]
         slices = [((ends[i] * head_dim, ends[i + 1] * head_dim),) for i in range(3)]
     else:

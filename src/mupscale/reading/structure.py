@@ -24,6 +24,8 @@ class Entry:
     """The owner's path in the model as it is, wrappers included."""
     leaf: str
     owner: nn.Module
+    parent: nn.Module
+    """The module that holds the owner: the attention, for one of its projections."""
     kind: Kind
     stack: str | None
     block: int | None
@@ -75,7 +77,8 @@ def entries(model: nn.Module) -> Iterator[Entry]:
         stack, block, inside = _place(bare_name(path))
         shape = tuple(tensors[key].shape)
         tied = tuple(bare_name(name) for name in others)
-        yield Entry(bare_name(first), tied, shape, path, leaf, owner, kind_of(owner), stack, block, inside)
+        parent = modules[path.rpartition(".")[0]]
+        yield Entry(bare_name(first), tied, shape, path, leaf, owner, parent, kind_of(owner), stack, block, inside)
 
 
 def _place(path: str) -> tuple[str | None, int | None, str]:

@@ -6,6 +6,7 @@ a name is a claim, not a proof.
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 from mupscale.reading.facts import Role
 
@@ -74,3 +75,21 @@ def matrix_role(path: str) -> Role | None:
     True
     """
     return next((role for pattern, role in _COMPILED if pattern.match(path)), None)
+
+
+Layout = Literal["one after the other", "by group"]
+
+
+def fused_layout(attention: str, projection: str, repetitions: int) -> Layout | None:
+    """How a fused matrix holds q, k and v, by the class of its attention and its name; None where it is not known.
+
+    One after the other (all queries, all keys, all values), or by group (for each key/value head its queries, its key
+    and its value), which without sharing is q, k, v head by head.
+
+    >>> fused_layout("Phi3Attention", "qkv_proj", 4), fused_layout("GPTNeoXAttention", "query_key_value", 1)
+    ('one after the other', 'by group')
+    """
+    if attention.startswith("CodeGen"):  # in four parts, each q, v, k
+        return None
+    head_by_head = attention.startswith("GPTBigCode") and repetitions == 1
+    return "by group" if projection == "query_key_value" or head_by_head else "one after the other"
