@@ -301,7 +301,7 @@ class _Derivation:
         if self.rule.decay == "none":
             return self._say_decay(_ONE, "this rule keeps the base decay at every size", f"rule {self.rule}")
         if self.decay == "independent":
-            reason = "ΔW = -λW - ηr: the decay does not pass through the rate, so λ‖W‖ = Θ(‖W‖) asks for a constant"
+            reason = "ΔW = -λW - η·step: the decay does not pass through the rate, so λ‖W‖ = Θ(‖W‖) asks for a constant"
             return self._say_decay(_ONE, reason, f"{_PAPER}, section 3.1, footnote")
         if self.decay == "l2":
             return self._say_decay(
@@ -310,7 +310,7 @@ class _Derivation:
                 "the balance of section 3.1; not in the paper",
                 "extrapolated" if self._rests_on_shared_gradient() else "derived",
             )
-        reason = "ΔW = -ηλW - ηr: decay and update keep their balance if λη = Θ(1)"
+        reason = "ΔW = -ηλW - η·step: decay and update keep their balance if λη = Θ(1)"
         return self._say_decay(1 / rate, reason, f"{_PAPER}, section 3.1")
 
     def _say_decay(self, value: Expr, reason: str, source: str, standing: Standing = "derived") -> Expr:

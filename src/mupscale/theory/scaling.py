@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -205,7 +206,7 @@ class Scaling:
                 "",
                 f"{number}. {step.title}{mark}",
                 f"     {step.quantity[0]} = {inline(step.value)}",
-                f"     why: {step.reason}",
+                textwrap.fill(f"why: {step.reason}", 112, initial_indent=" " * 5, subsequent_indent=" " * 10),
                 f"     [{step.source}]",
             ]
         return "\n".join(lines)
