@@ -25,22 +25,35 @@ def root_of_top(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Ten
 def _by_squaring(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Tensor] | None:
     """Raise `G` to powers P until its trace and Frobenius norm enclose its top eigenvalue tightly enough.
 
-    A positive M has ‖M‖_F²/tr M ≤ λ₁(M) ≤ ‖M‖_F, because Σλ² ≤ λ₁Σλ and λ₁² ≤ Σλ². With M ∝ G^P, the 2P-th root
-    of that encloses √λ₁(G), and the middle is the answer. No spectrum is bad: k equal eigenvalues are enclosed
-    within a factor of k^(1/4P).
+    With M ∝ G^P, the 2P-th root of what encloses λ₁(M) encloses √λ₁(G), and the middle is the answer. No spectrum is
+    bad: k equal eigenvalues are enclosed within a factor of k^(1/4P).
     """
     kept_trace = G.shape[0] / 4  # then λ₁ is at least 1/4: its 16th power, and that of the trace, fit in float32
     raised, log_root, before = G, 0.0, 1
-    for exponent in (16, 256, 4096):
+    for exponent, squarings in ((8, 3), (32, 2), (256, 3), (4096, 4)):
         scale = trace / kept_trace
         log_root += math.log(scale) / (2 * before)
         raised = torch.addmm(raised, raised, raised, beta=0, alpha=scale**-2)
-        for _ in range(3):
+        for _ in range(squarings - 1):
             raised = raised @ raised
         trace, before = float(raised.trace()), exponent
         frobenius = float(torch.linalg.vector_norm(raised, dtype=torch.float64))  # whose squares need not fit
-        error = max(math.expm1(math.log(trace / frobenius) / (4 * exponent)), 0.0)
+        lower = least_top(trace, frobenius)
+        error = max(math.expm1(math.log(frobenius / lower) / (4 * exponent)), 0.0)
         if error <= rtol:
-            middle = 1.5 * math.log(frobenius) - 0.5 * math.log(trace)
+            middle = (math.log(lower) + math.log(frobenius)) / 2
             return math.exp(log_root + middle / (2 * exponent)), error, raised
     return None
+
+
+def least_top(trace: float, frobenius: float) -> float:
+    """The least that the top eigenvalue of a positive matrix can be, given its trace t and Frobenius norm f.
+
+    f² = Σλ² ≤ λ₁Σλ gives f²/t; f² ≤ λ₁² + (t − λ₁)² gives more where f² > t²/2, and is exact for two eigenvalues. (At
+    most it is f, since λ₁² ≤ f².)
+
+    >>> round(least_top(trace=3 + 1, frobenius=math.hypot(3, 1)), 9), least_top(trace=4, frobenius=2)
+    (3.0, 1.0)
+    """
+    apart = 2 * frobenius**2 - trace**2
+    return (trace + math.sqrt(apart)) / 2 if apart > 0 else frobenius**2 / trace
