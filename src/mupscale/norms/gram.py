@@ -28,16 +28,16 @@ def _by_squaring(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Te
     With M ∝ G^P, the 2P-th root of what encloses λ₁(M) encloses √λ₁(G), and the middle is the answer. No spectrum is
     bad: k equal eigenvalues are enclosed within a factor of k^(1/4P).
     """
-    kept_trace = G.shape[0] / 4  # then λ₁ is at least 1/4: its 16th power, and that of the trace, fit in float32
+    kept_trace = G.shape[0] / 4  # then 1/4 ≤ λ₁ ≤ 64: the squares of its 8th power fit in float32
     raised, log_root, before = G, 0.0, 1
-    for exponent, squarings in ((8, 3), (32, 2), (256, 3), (4096, 4)):
+    for exponent in (8, 64, 512, 4096):
         scale = trace / kept_trace
         log_root += math.log(scale) / (2 * before)
         raised = torch.addmm(raised, raised, raised, beta=0, alpha=scale**-2)
-        for _ in range(squarings - 1):
+        for _ in range(2):
             raised = raised @ raised
         trace, before = float(raised.trace()), exponent
-        frobenius = float(torch.linalg.vector_norm(raised, dtype=torch.float64))  # whose squares need not fit
+        frobenius = float(torch.linalg.vector_norm(raised))
         lower = least_top(trace, frobenius)
         error = max(math.expm1(math.log(frobenius / lower) / (4 * exponent)), 0.0)
         if error <= rtol:

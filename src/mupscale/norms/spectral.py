@@ -14,6 +14,7 @@ from mupscale.norms.gram import SQUARED_UP_TO, gram_matrix, root_of_top
 from mupscale.norms.matrices import as_matrices, check_finite
 
 Method = Literal["auto", "exact", "power", "gram"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +72,8 @@ def spectral_norm(
     >>> round(float(spectral_norm(1.01 * W, "power", start=before.start)), 3)
     3.03
     """
-    if method not in get_args(Method):
-        raise UnknownNameError("method", method, get_args(Method))
+    if method not in METHODS:
+        raise UnknownNameError("method", method, METHODS)
     if not 0 < rtol < 1:
         raise OptionError(f"rtol={rtol} is not between 0 and 1. Leave it out for 1e-3.")
     matrices = as_matrices(W)
@@ -190,7 +191,7 @@ def _padded(rows: Tensor) -> Tensor:
 
 
 def _single(found: _Found, W: Tensor) -> SpectralNorm:
-    value, relative_error = W.new_tensor(found.norm), W.new_tensor(found.relative_error)
+    value, relative_error = W.new_tensor(found[:2]).unbind()
     return SpectralNorm(value, relative_error, found.start.clone(), found.method)
 
 
