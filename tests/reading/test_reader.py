@@ -162,7 +162,8 @@ class TestConstantsOfTheForwardPass:
 
     def test_cohere_has_a_logit_scale(self, build):
         facts = read(build("cohere", **SEPARATE["cohere"], tie_word_embeddings=False))
-        assert by_role(facts)["readout"][0].forward_multiplier == 0.0625
+        assert by_role(facts)["readout"][0].forward_multiplier == facts.readout_multiplier == 0.0625
+        assert read(build("cohere", **SEPARATE["cohere"], tie_word_embeddings=True)).readout_multiplier == 0.0625
 
     def test_one_that_nobody_knows_is_refused_unless_the_user_vouches_for_it(self, build):
         model = build("llama", **SEPARATE["llama"], secret_scale=3.0)

@@ -151,6 +151,8 @@ def table(
     import mupscale.theory as theory
 
     if optimizer == "all":
+        if (decay, choices, depth, format) != ("lr_coupled", Choices(), "none", "text"):
+            raise OptionError("--optimizer all compares rates as derived: it goes with no other option but --json.")
         rows = theory.compare_optimizers()
         print(json.dumps([row.to_dict() for row in rows], indent=2) if as_json else theory.optimizers_to_text(rows))
         return
@@ -179,7 +181,9 @@ def _dimensions(flag: str, text: str) -> dict[str, int]:
     dimensions: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
-        if not value.strip().lstrip("-").isdigit():
-            raise OptionError(f"{flag} {text!r}: {part.strip()!r} is not name=number. Write it like n=4096,r=4.")
-        dimensions[name.strip()] = int(value)
+        try:
+            dimensions[name.strip()] = int(value)
+        except ValueError:
+            message = f"{flag} {text!r}: {part.strip()!r} is not name=number. Write it like n=4096,r=4."
+            raise OptionError(message) from None
     return dimensions

@@ -40,6 +40,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.draws < 2:
             raise OptionError(f"draws={self.draws} leaves no spread to show. Take at least 2.")
+        if not 0 <= self.seed < 2**63:
+            raise OptionError(f"seed={self.seed} is out of range. Give a whole number from 0 to 2^63 - 1.")
         if not self.repetitions:
             raise OptionError("repetitions is empty. Give some, such as 1,2,4.")
         if len(set(self.repetitions)) < len(self.repetitions):

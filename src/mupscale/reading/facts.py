@@ -91,6 +91,8 @@ class ModelFacts:
     head_dim: int | None = None
     final_gain: str | None = None
     """The gain of the norm before the readout."""
+    readout_multiplier: float = 1.0
+    """The constant by which the model multiplies its logits; the only place where that of a tied readout is kept."""
     watched: bool = False
     """Whether one forward pass on the meta device could be watched, so that `normed_by` is known."""
     settings: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -95,7 +95,7 @@ class _Reader:
         config = self.config
         return ModelFacts(
             facts, self.width, max(self.depths.values(), default=0), config.heads, config.kv_heads, config.head_dim,
-            gains[-1] if gains else None, settings=config.settings,
+            gains[-1] if gains else None, readout_multiplier=config.readout_multiplier, settings=config.settings,
         )  # fmt: skip
 
     def _token_embedding(self) -> Entry:
