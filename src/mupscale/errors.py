@@ -44,6 +44,10 @@ class NotExactError(MupscaleError):
     """A reparametrization that would change the training it claims to leave alone."""
 
 
+class PlanMismatchError(MupscaleError):
+    """A model, optimizer or file that is not the one that a plan was made for."""
+
+
 class UnreadableModelError(MupscaleError):
     """A model with parameters that are not understood, or that contradicts its config."""
 

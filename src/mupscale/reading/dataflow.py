@@ -7,6 +7,7 @@ norm whose input *is* the output of a matrix is seen to follow it. The model is 
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,20 +19,34 @@ from mupscale.reading.structure import kind_of
 _TOKENS = 4
 
 
-def norms_after(model: nn.Module, branches: Mapping[str, Sequence[str]]) -> Mapping[str, str] | None:
-    """For each branch whose output goes straight into a norm, the path of that norm.
+Inputs = tuple[Any, ...] | Mapping[str, Any]
+"""Positional or named arguments of a model's forward pass."""
 
-    `branches` says for each which modules it may come out of. None where the model cannot be run like this.
+
+@dataclass
+class Watched:
+    """What one forward pass showed."""
+
+    norm_after: dict[str, str] = field(default_factory=dict[str, str])
+    """For each branch whose output goes straight into a norm, the path of that norm."""
+    last_norm: str | None = None
+    """The norm that was called last."""
+
+
+def watch(model: nn.Module, branches: Mapping[str, Sequence[str]], inputs: Inputs | None = None) -> Watched | None:
+    """Run the model once on the meta device and see what follows what; None where it cannot be run like this.
+
+    `branches` says for each which modules it may come out of.
     """
-    after: dict[str, str] = {}
-    with _evaluating(model), _watched(dict(model.named_modules()), branches, after):
-        for arguments, keywords in _calls(model):
-            try:
-                _run(model, arguments, keywords)
-            except Exception:  # whatever a model raises for inputs that it does not take
-                after.clear()
-                continue
-            return after
+    with _evaluating(model):
+        for arguments, keywords in _calls(model, inputs):
+            seen = Watched()
+            with _watching(dict(model.named_modules()), branches, seen):
+                try:
+                    _run(model, arguments, keywords)
+                except Exception:  # whatever a model raises for inputs that it does not take
+                    continue
+                return seen
     return None
 
 
@@ -47,8 +62,8 @@ def _evaluating(model: nn.Module) -> Generator[None]:
 
 
 @contextmanager
-def _watched(
-    modules: Mapping[str, nn.Module], branches: Mapping[str, Sequence[str]], after: dict[str, str]
+def _watching(
+    modules: Mapping[str, nn.Module], branches: Mapping[str, Sequence[str]], seen: Watched
 ) -> Generator[None]:
     # Outputs are kept, so that no other tensor can come to have the identity of one that has gone.
     outputs: dict[int, tuple[Tensor, list[str]]] = {}
@@ -63,8 +78,9 @@ def _watched(
 
     def note_input(norm: str) -> Callable[..., None]:
         def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            seen.last_norm = norm
             if inputs and id(inputs[0]) in outputs:
-                after.update(dict.fromkeys(outputs[id(inputs[0])][1], norm))
+                seen.norm_after.update(dict.fromkeys(outputs[id(inputs[0])][1], norm))
 
         return hook
 
@@ -78,8 +94,13 @@ def _watched(
         yield
 
 
-def _calls(model: nn.Module) -> Iterator[tuple[tuple[Tensor, ...], dict[str, Any]]]:
+def _calls(model: nn.Module, inputs: Inputs | None) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Ways to call a language model, the likeliest first."""
+    if inputs is not None:
+        named = dict(inputs) if isinstance(inputs, Mapping) else {}
+        plain = () if isinstance(inputs, Mapping) else tuple(inputs)
+        yield tuple(_on_meta(value) for value in plain), {key: _on_meta(value) for key, value in named.items()}
+        return
     tokens = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
     mask = torch.ones(1, 1, _TOKENS, _TOKENS, dtype=torch.bool, device="meta")
     if hasattr(model, "config"):
@@ -87,6 +108,10 @@ def _calls(model: nn.Module) -> Iterator[tuple[tuple[Tensor, ...], dict[str, Any
         yield (), {"input_ids": tokens, "attention_mask": mask, "use_cache": False}
         yield (), {"input_ids": tokens, "use_cache": False}
     yield (tokens,), {}
+
+
+def _on_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) else value
 
 
 def _run(model: nn.Module, arguments: tuple[Tensor, ...], keywords: dict[str, Any]) -> None:

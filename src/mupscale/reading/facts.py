@@ -69,6 +69,8 @@ class ParameterFact:
     """A constant by which the model's own forward pass multiplies what comes out of it."""
     offset: float = 0.0
     """A gain that acts as 1 + weight has offset 1."""
+    start: float | None = None
+    """What a gain or bias acts as at the start; None for what is drawn, or set by the model to a value of its own."""
     normed_by: str | None = None
     """The norm (its module) that takes a branch's output before it is added to the residual stream: a post-norm."""
     tied: tuple[str, ...] = ()
@@ -95,6 +97,8 @@ class ModelFacts:
     """The constant by which the model multiplies its logits; the only place where that of a tied readout is kept."""
     watched: bool = False
     """Whether one forward pass on the meta device could be watched, so that `normed_by` is known."""
+    readout_module: str | None = None
+    """The module whose weight is the readout, also where that is the embedding's."""
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Constants of the config that matter to a plan: the attention scale, say."""
 

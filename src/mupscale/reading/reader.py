@@ -13,35 +13,56 @@ from torch import nn
 
 from mupscale.errors import OptionError, UnknownNameError, UnreadableModelError
 from mupscale.reading.config import ConfigFacts, config_facts
-from mupscale.reading.dataflow import norms_after
+from mupscale.reading.dataflow import Inputs, watch
 from mupscale.reading.facts import BRANCH_OUTPUTS, ROLES, Block, ModelFacts, ParameterFact, Role
-from mupscale.reading.structure import Entry, bare, entries
+from mupscale.reading.structure import Entry, bare, bare_name, entries
 from mupscale.reading.vocabulary import Layout, fused_layout, matrix_role, outer_matrix_role
 
 _POSITION = re.compile(r"pos(?:ition|itional)?s?(?:$|[._]?emb|[._])|wpe|embed_positions", re.IGNORECASE)
 _VECTORS = re.compile(r"bias$|sinks?$")
 
 
-def read(model: nn.Module, *, roles: Mapping[str, str] | None = None, ignore: Collection[str] = ()) -> ModelFacts:
+def read(
+    model: nn.Module,
+    *,
+    roles: Mapping[str, str] | None = None,
+    ignore: Collection[str] = (),
+    inputs: Inputs | None = None,
+) -> ModelFacts:
     """What each parameter of a model is. `roles` settles what is unclear: {"*.mixer.in_proj.weight": "hidden"}.
 
-    `ignore` names keys of the config that look like multipliers and do not change with width or depth. Works on the
-    meta device and through DistributedDataParallel, torch.compile and FSDP2.
+    `ignore` names keys of the config that look like multipliers and do not change with width or depth. `inputs` are
+    arguments of the forward pass, for a model that is not called with tokens alone. Works on the meta device and
+    through DistributedDataParallel, torch.compile and FSDP2.
     """
     model = bare(model)
     found = list(entries(model))
     output = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     reader = _Reader(type(model).__name__, found, config_facts(model, ignore), _chosen(found, roles or {}), output)
-    return _with_post_norms(model, reader.facts(), {entry.name: entry for entry in found})
+    return _with_dataflow(model, reader.facts(), {entry.name: entry for entry in found}, inputs)
 
 
-def _with_post_norms(model: nn.Module, facts: ModelFacts, found: Mapping[str, Entry]) -> ModelFacts:
+def _with_dataflow(
+    model: nn.Module, facts: ModelFacts, found: Mapping[str, Entry], inputs: Inputs | None
+) -> ModelFacts:
     ends = [name for name, fact in facts.parameters.items() if fact.role in BRANCH_OUTPUTS]
-    after = norms_after(model, {name: _enclosing(found[name]) for name in ends})
-    if not after:
-        return replace(facts, watched=after is not None)
-    named = {name: replace(fact, normed_by=after.get(name)) for name, fact in facts.parameters.items()}
-    return replace(facts, parameters=named, watched=True)
+    seen = watch(model, {name: _enclosing(found[name]) for name in ends}, inputs)
+    if seen is None:
+        if inputs is not None:
+            raise UnreadableModelError(
+                f"{type(model).__name__} cannot be run with the inputs given, on the meta device. Leave them out, or "
+                "give the arguments of its forward pass: a tuple, or a mapping by name."
+            )
+        return facts
+    final = facts.final_gain if facts.final_gain and found[facts.final_gain].path == seen.last_norm else None
+    named = {
+        name: replace(fact, normed_by=_bare_path(seen.norm_after.get(name))) for name, fact in facts.parameters.items()
+    }
+    return replace(facts, parameters=named, final_gain=final, watched=True)
+
+
+def _bare_path(path: str | None) -> str | None:
+    return None if path is None else bare_name(f"{path}.").removesuffix(".")
 
 
 def _enclosing(entry: Entry) -> list[str]:
@@ -96,7 +117,12 @@ class _Reader:
         return ModelFacts(
             facts, self.width, max(self.depths.values(), default=0), config.heads, config.kv_heads, config.head_dim,
             gains[-1] if gains else None, readout_multiplier=config.readout_multiplier, settings=config.settings,
+            readout_module=self._readout_module(facts),
         )  # fmt: skip
+
+    def _readout_module(self, facts: Mapping[str, ParameterFact]) -> str | None:
+        names = [fact.name for fact in facts.values() if fact.role == "readout"] or self.tokens.tied
+        return names[-1].rpartition(".")[0] if names else None
 
     def _token_embedding(self) -> Entry:
         tables = [e for e in self.found if e.kind == "embedding" and e.stack is None and not _POSITION.search(e.name)]
@@ -187,11 +213,12 @@ class _Reader:
             out_axis=max(out_axis, 0),
             width=self.width,
             depth=None if entry.stack is None else self.depths.get(entry.stack),
-            output=role in BRANCH_OUTPUTS or (role == "bias" and matrix_role(entry.inside) in BRANCH_OUTPUTS),
+            output=role in BRANCH_OUTPUTS or (role == "bias" and matrix_role(_biased(entry)) in BRANCH_OUTPUTS),
             inner=config.heads * config.head_dim if config.heads and config.head_dim else None,
             active=(config.active_experts or 1) / config.experts if expert and config.experts else 1.0,
             forward_multiplier=self._forward_multiplier(entry, role),
             offset=_offset(type(entry.owner)) if role == "gain" else 0.0,
+            start=_start(entry, role),
             tied=entry.tied,
             template=entry.template,
         )
@@ -290,6 +317,17 @@ def _embedding_scale(owner: Any) -> float:
         if isinstance(scale, int | float):
             return float(scale)
     return 1.0
+
+
+def _biased(entry: Entry) -> str:
+    """The path of the matrix that a bias belongs to: its owner's, or beside it under the same name (`w2_bias`)."""
+    return entry.inside if entry.leaf == "bias" else f"{entry.inside}.{entry.leaf.removesuffix('_bias')}"
+
+
+def _start(entry: Entry, role: Role) -> float | None:
+    if role == "gain" and entry.kind == "norm":
+        return 1.0
+    return 0.0 if role == "bias" and entry.leaf.endswith("bias") else None
 
 
 @functools.cache

@@ -364,7 +364,7 @@ def _derive_fused(unit: Fused, optimizer: Optimizer, rule: Rule, decay: Decay) -
         )
     blocks = {name: derive(getattr(unit, name), optimizer, rule=rule, decay=decay) for name in ("q", "k", "v")}
     q = blocks["q"]
-    degree = 1 + optimizer.gradient_degree - optimizer.weight_degree
+    degree = optimizer.fold_powers(decay)["lr"]
     steps = [replace(step, title=f"q: {step.title}") for step in q.steps]
     for name in ("k", "v"):
         own = blocks[name]

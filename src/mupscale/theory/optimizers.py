@@ -70,6 +70,24 @@ class Optimizer:
     def epsilon_degree(self) -> int:
         return {"none": 0, "entry": 1, "norm": 1, "norm_squared": 2}[self.epsilon]
 
+    def fold_powers(self, decay: Decay) -> dict[str, int]:
+        """With which power a factor a of the forward pass enters each value when it moves into the parameter, W' = aW.
+
+        The gradient of W' is g/a. The training stays the same.
+
+        >>> optimizer_named("adamw").fold_powers("lr_coupled")
+        {'init_std': 1, 'multiplier': -1, 'lr': 1, 'weight_decay': -1, 'eps': -1}
+        """
+        rate = 1 + self.gradient_degree - self.weight_degree
+        decays: dict[Decay, int] = {"lr_coupled": -rate, "independent": 0, "l2": -2}
+        return {
+            "init_std": 1,
+            "multiplier": -1,
+            "lr": rate,
+            "weight_decay": decays[decay],
+            "eps": -self.epsilon_degree,
+        }
+
     def __str__(self) -> str:
         return self.name
 

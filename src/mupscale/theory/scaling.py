@@ -118,23 +118,18 @@ class Scaling:
                 f"a multiplier of {inline(a)} cannot be folded under {self.optimizer}: {self.optimizer.not_exact}. "
                 "Keep the multiplier in the forward pass."
             )
-        rate = a ** (1 + self.optimizer.gradient_degree - self.optimizer.weight_degree)
-        decay: dict[Decay, Expr] = {"lr_coupled": 1 / rate, "independent": sympy.Integer(1), "l2": a**-2}
+        factors = {name: a**power for name, power in self.optimizer.fold_powers(self.decay).items()}
         step = Step(
             "Folding",
             ("a", "a"),
             a,
-            f"W' = aW has the gradient g/a, so that std × a, rate × {inline(rate)}, decay × "
-            f"{inline(decay[self.decay])} and epsilon × {inline(a**-self.optimizer.epsilon_degree)} train alike",
+            f"W' = aW has the gradient g/a, so that std × a, rate × {inline(factors['lr'])}, decay × "
+            f"{inline(factors['weight_decay'])} and epsilon × {inline(factors['eps'])} train alike",
             "abc-symmetry (Yang & Hu 2021)",
         )
         return dataclasses.replace(
             self,
-            init_std=tidy(self.init_std * a),
-            multiplier=tidy(self.multiplier / a),
-            lr=tidy(self.lr * rate),
-            weight_decay=tidy(self.weight_decay * decay[self.decay]),
-            eps=tidy(self.eps / a**self.optimizer.epsilon_degree),
+            **{name: tidy(getattr(self, name) * factor) for name, factor in factors.items()},
             steps=(*self.steps, step),
             blocks={name: block.fold(a) for name, block in self.blocks.items()},
         )

@@ -1,0 +1,177 @@
+"""The base: the small model that was tuned. It may be a model, a config, or plain dimensions."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import nn
+
+from mupscale.errors import DimensionError, OptionError, UnknownNameError, UnreadableModelError
+from mupscale.reading import ModelFacts, ParameterFact
+from mupscale.reading.structure import bare
+
+Base = nn.Module | ModelFacts | Mapping[str, int] | Any
+"""A model (also on the meta device), what was read of one, a Hugging Face config, or {"width": 512, "depth": 8}."""
+
+DIMENSIONS = ("width", "depth", "r", "inner", "d_ff")
+
+
+def base_facts(model: nn.Module, facts: ModelFacts, base: Base, read: Callable[[nn.Module], ModelFacts]) -> ModelFacts:
+    """What is known of the base. `read` reads a model with the user's own settings."""
+    if isinstance(base, ModelFacts):
+        return base
+    if isinstance(base, nn.Module):
+        return read(base)
+    if isinstance(base, Mapping):
+        return at_dimensions(facts, base)
+    if hasattr(base, "model_type") and hasattr(base, "to_dict"):
+        return read(_from_config(type(bare(model)), base))
+    raise OptionError(
+        f"base={base!r} is not a base. Give the model that was tuned (also on the meta device), its Hugging Face "
+        'config, or dimensions such as {"width": 512, "depth": 8}.'
+    )
+
+
+def _from_config(kind: type[nn.Module], config: Any) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return kind(config)
+    except Exception as error:  # whatever a model raises for a config that is not its own
+        raise OptionError(
+            f"{kind.__name__} cannot be built from the base's {type(config).__name__}: {error}"
+        ) from error
+
+
+def at_dimensions(facts: ModelFacts, dimensions: Mapping[str, int]) -> ModelFacts:
+    """The same model at other dimensions: those left out are its own, and every fan keeps its ratio to the width.
+
+    `inner` is heads × head_dim and `d_ff` the width of the feed-forward part.
+    """
+    asked = {name: _whole(name, value) for name, value in dimensions.items()}
+    width, depth = asked.get("width", facts.width), asked.get("depth", facts.depth)
+    if (width, depth) != (facts.width, facts.depth):
+        _refuse_constants(facts)
+    ratio = Fraction(width, facts.width)
+    ratios = {
+        "inner": _ratio(facts, asked, "inner", "attention_output", ratio),
+        "d_ff": _ratio(facts, asked, "d_ff", "mlp_out", ratio),
+        "width": ratio,
+    }
+    r = asked.get("r", facts.repetitions)
+    heads = facts.heads and _scaled("the number of heads", facts.heads, ratios["inner"])
+    if heads and heads % r:
+        raise DimensionError(
+            f"base: {heads} heads of the same size cannot be shared by r={r}. Choose another width, or give a base "
+            "model: mupscale.targets.proxy(config, width=…) makes one."
+        )
+    parameters = {
+        name: _resized(fact, ratios, width, depth if fact.depth == facts.depth else fact.depth, r)
+        for name, fact in facts.parameters.items()
+    }
+    kv_heads = heads // r if heads else None
+    return replace(facts, parameters=parameters, width=width, depth=depth, heads=heads, kv_heads=kv_heads)
+
+
+def _whole(name: str, value: object) -> int:
+    if name not in DIMENSIONS:
+        raise UnknownNameError("dimension of the base", name, DIMENSIONS)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise DimensionError(f"base: {name}={value!r} is not a positive whole number.")
+    return value
+
+
+def _refuse_constants(facts: ModelFacts) -> None:
+    """A constant that may depend on width or depth is not known at other dimensions."""
+    with_constant = [fact.name for fact in facts.parameters.values() if fact.forward_multiplier != 1]
+    if with_constant or facts.readout_multiplier != 1:
+        where = with_constant[0] if with_constant else "the logits"
+        raise UnreadableModelError(
+            f"the model's forward pass multiplies {where} by a constant, which may be another one in the base. Give a "
+            "base model or config instead of plain dimensions: mupscale.targets.proxy(model.config, width=…, depth=…)."
+        )
+
+
+def _ratio(facts: ModelFacts, asked: Mapping[str, int], name: str, role: str, width: Fraction) -> Fraction:
+    if name not in asked:
+        return width
+    own = next((fact.fan_in for fact in facts.parameters.values() if fact.role == role), None)
+    if own is None:
+        raise DimensionError(f"base: {name}={asked[name]}, but the model has no parameter with the role {role}.")
+    return Fraction(asked[name], own)
+
+
+def _scaled(what: str, value: int, ratio: Fraction) -> int:
+    scaled = value * ratio
+    if scaled.denominator != 1:
+        raise DimensionError(
+            f"base: {what} would be {float(scaled):g} instead of {value}, which is not whole. Choose another width, or "
+            "give a base model: mupscale.targets.proxy(config, width=…) makes one."
+        )
+    return int(scaled)
+
+
+_FANS = {
+    # role: which dimension fan_out and fan_in follow; None for one that does not grow
+    "embedding": ("width", None),
+    "position": ("width", None),
+    "readout": (None, "width"),
+    "router": (None, "width"),
+    "query": ("inner", "width"),
+    "key": ("inner", "width"),
+    "value": ("inner", "width"),
+    "fused_qkv": ("inner", "width"),
+    "attention_output": ("width", "inner"),
+    "mlp_in": ("d_ff", "width"),
+    "mlp_out": ("width", "d_ff"),
+    "expert_in": ("d_ff", "width"),
+    "expert_out": ("width", "d_ff"),
+    "gain": (None, None),
+    "bias": (None, None),
+}
+
+
+def _resized(
+    fact: ParameterFact, ratios: Mapping[str, Fraction], width: int, depth: int | None, r: int
+) -> ParameterFact:
+    grows_out, grows_in = _FANS.get(fact.role, ("width", "width"))
+    fan_out = _scaled(f"the outputs of {fact.name}", fact.fan_out, ratios[grows_out]) if grows_out else fact.fan_out
+    fan_in = _scaled(f"the inputs of {fact.name}", fact.fan_in, ratios[grows_in]) if grows_in else fact.fan_in
+    if fact.role in ("key", "value"):
+        fan_out = _scaled(f"the outputs of {fact.name}", fan_out, Fraction(fact.repetitions, r))
+    if fact.role == "fused_qkv":
+        inner = Fraction(fan_out * fact.repetitions, fact.repetitions + 2)
+        fan_out = int(inner + 2 * inner / r)
+    shared = r if fact.role in ("key", "value", "fused_qkv") else fact.repetitions
+    return replace(fact, fan_out=fan_out, fan_in=fan_in, width=width, depth=depth, repetitions=shared)
+
+
+def matched(facts: ModelFacts, base: ModelFacts) -> dict[str, ParameterFact]:
+    """For each parameter its counterpart in the base: by name at the same depth, by template otherwise."""
+    by_template: dict[str, list[ParameterFact]] = {}
+    for fact in base.parameters.values():
+        by_template.setdefault(fact.template, []).append(fact)
+    lost = {fact.template for fact in facts.parameters.values() if fact.template not in by_template}
+    if lost:
+        few = ", ".join(sorted(lost)[:4]) + (", …" if len(lost) > 4 else "")
+        raise UnreadableModelError(f"the base has no parameter like {few}. It must be of the same architecture.")
+    return {
+        name: _counterpart(fact, base.parameters.get(name), by_template[fact.template])
+        for name, fact in facts.parameters.items()
+    }
+
+
+def _counterpart(fact: ParameterFact, same_name: ParameterFact | None, alike: list[ParameterFact]) -> ParameterFact:
+    candidates = {(other.role, other.fan_in, other.fan_out, other.repetitions): other for other in alike}
+    same_depth = same_name is not None and same_name.depth == fact.depth
+    if len(candidates) > 1 and not same_depth:
+        raise UnreadableModelError(
+            f"{fact.template} has several shapes in the base, so that {fact.name} has no counterpart at another depth. "
+            "Give a base with the same number of layers."
+        )
+    other = same_name if same_depth else alike[0]
+    assert other is not None
+    if other.role != fact.role:
+        raise UnreadableModelError(f"{fact.name} is {fact.role} here and {other.role} in the base. Give `roles`.")
+    return other

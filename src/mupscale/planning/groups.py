@@ -1,0 +1,162 @@
+"""Parameter groups for an optimizer, and whether an optimizer still has them."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from mupscale.errors import NotExactError, OptionError, UnknownNameError
+from mupscale.planning.values import PlannedParameter
+from mupscale.reading import ROLES
+from mupscale.theory import Decay, optimizer_named
+
+PerRole = float | Mapping[str, float]
+"""One base value for all, or base values by role with a "default" for the others."""
+
+_TORCH_EPS = {"entry": 1e-8, "norm": 1e-7, "norm_squared": 1e-12}
+
+
+def value_of(value: PerRole, role: str) -> float:
+    """The base value of a role.
+
+    >>> value_of({"default": 0.01, "embedding": 0.04}, "embedding")
+    0.04
+    """
+    if not isinstance(value, Mapping):
+        return value
+    return value.get(role, value.get("default", math.nan))
+
+
+def check_per_role(what: str, value: PerRole, roles: Iterable[str]) -> None:
+    """Refuse what is not a number ≥ 0, a role that does not exist or that the model has not, and a missing default."""
+    values = value if isinstance(value, Mapping) else {"default": value}
+    present = set(roles)
+    for role, number in values.items():
+        if role != "default" and role not in ROLES:
+            raise UnknownNameError(f"role in {what}", role, ["default", *ROLES])
+        if role != "default" and role not in present:
+            raise OptionError(
+                f"{what} names the role {role}, which no parameter has. Roles: {', '.join(sorted(present))}."
+            )
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
+            raise OptionError(f"{what}: {number!r} for {role} is not a number that is finite and at least 0.")
+    lacking = sorted(present - set(values))
+    if "default" not in values and lacking:
+        raise OptionError(f'{what} says nothing for {", ".join(lacking)}. Add "default": {what}={{"default": …, …}}.')
+
+
+@dataclass(frozen=True)
+class BaseValues:
+    """What was tuned on the base."""
+
+    lr: PerRole
+    weight_decay: PerRole
+    eps: PerRole | None
+    decay: Decay
+
+    def check(self, parameters: Sequence[PlannedParameter]) -> None:
+        for what, value in (("lr", self.lr), ("weight_decay", self.weight_decay), ("eps", self.eps)):
+            if value is not None:
+                check_per_role(what, value, [p.role for p in parameters])
+        undecayed = sorted({p.role for p in parameters if p.weight_decay == 0})
+        if isinstance(self.weight_decay, Mapping):
+            for role in undecayed:
+                if self.weight_decay.get(role):
+                    raise OptionError(f"weight_decay names {role}, which the rules do not decay. Leave it out.")
+        if self.eps is not None and any(takes_no_eps(p) for p in parameters):
+            name = next(p.optimizer for p in parameters if takes_no_eps(p))
+            raise OptionError(f"eps={self.eps}: {name} takes no such epsilon here. Leave it out.")
+
+    def of(self, parameter: PlannedParameter) -> dict[str, float]:
+        """Rate, decay and epsilon in numbers."""
+        lr = value_of(self.lr, parameter.role) * parameter.lr
+        decay = value_of(self.weight_decay, parameter.role) * parameter.weight_decay
+        if self.decay == "independent" and decay:
+            if lr == 0:
+                raise OptionError(
+                    "independent decay is handed to torch as decay / lr, so lr=0 cannot be. Use a tiny one."
+                )
+            decay /= lr
+        values = {"lr": lr, "weight_decay": decay}
+        if takes_no_eps(parameter):
+            return values
+        eps = _TORCH_EPS[optimizer_named(parameter.optimizer).epsilon] if self.eps is None else self.eps
+        return values | {"eps": value_of(eps, parameter.role) * parameter.eps}
+
+
+def takes_no_eps(parameter: PlannedParameter) -> bool:
+    """Lion and SGD have none; torch's Adafactor takes a pair, whose meaning is another."""
+    return optimizer_named(parameter.optimizer).epsilon == "none" or parameter.optimizer.startswith("adafactor")
+
+
+def make_groups(
+    parameters: Sequence[PlannedParameter],
+    tensors: Mapping[str, Tensor],
+    base: BaseValues,
+    *,
+    split_rows: bool,
+    extra: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """As few groups as there are distinct values, in the order of the model."""
+    base.check(parameters)
+    merged: dict[Any, list[PlannedParameter]] = {}
+    for parameter in parameters:
+        if tensors[parameter.name].requires_grad:
+            layout = _layout(parameter) if split_rows else _plain(parameter)
+            merged.setdefault((*base.of(parameter).items(), *layout.items()), []).append(parameter)
+    names = _names(list(merged.values()))
+    return [
+        {
+            "params": [tensors[p.name] for p in group],
+            "param_names": [p.name for p in group],
+            "name": name,
+            "initial_lr": base.of(group[0])["lr"],
+            **dict(key),
+            **extra,
+        }
+        for name, (key, group) in zip(names, merged.items(), strict=True)
+    ]
+
+
+def _layout(parameter: PlannedParameter) -> dict[str, Any]:
+    """How `mupscale.optim.Muon` is to step a tensor that holds several matrices."""
+    if not optimizer_named(parameter.optimizer).whole_matrix:
+        return {}
+    blocks = tuple(
+        (
+            block.slices,
+            block.lr / parameter.lr,
+            block.weight_decay / parameter.weight_decay if parameter.weight_decay else 1.0,
+        )
+        for block in parameter.rows
+    )
+    return {"out_axis": parameter.out_axis, "blocks": blocks or None}
+
+
+def _plain(parameter: PlannedParameter) -> dict[str, Any]:
+    """Nothing to add for torch's own optimizers, which step whole tensors; where that would be wrong, an error."""
+    if not optimizer_named(parameter.optimizer).whole_matrix:
+        return {}
+    problem = (
+        "fuses q, k and v, which need different rates" if parameter.rows
+        else "stacks several matrices" if len(parameter.shape) > 2
+        else "is stored transposed" if parameter.out_axis == 1
+        else ""
+    )  # fmt: skip
+    if problem:
+        raise NotExactError(
+            f"{parameter.name} {problem}: torch.optim.Muon would take it for one matrix. Use mupscale.optim.Muon, with "
+            "plan.param_groups(…, split_rows=True)."
+        )
+    return {}
+
+
+def _names(groups: Sequence[Sequence[PlannedParameter]]) -> list[str]:
+    """The roles in each group; where two groups have the same, the first parameter tells them apart."""
+    plain = ["+".join(dict.fromkeys(p.role for p in group)) for group in groups]
+    return [
+        name if plain.count(name) == 1 else f"{name} ({group[0].template})"
+        for name, group in zip(plain, groups, strict=True)
+    ]

@@ -1,0 +1,272 @@
+"""`Plan`: what every parameter of a model gets, and the few things to do with that."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale.errors import MupscaleError, OptionError, PlanMismatchError, UnknownNameError
+from mupscale.planning import clipping, groups, hooks, initialization, showing, storing, verification
+from mupscale.planning.groups import PerRole
+from mupscale.planning.values import Hook, Multipliers, PlannedParameter
+from mupscale.reading.structure import bare, bare_name
+from mupscale.records import write_whole
+from mupscale.theory import Decay, Rule
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every parameter gets, relative to base values that were tuned on the base. A value: it changes nothing.
+
+    Methods that end in _ change the model that they are given.
+    """
+
+    model: str
+    """The class of the model."""
+    optimizer: str
+    rule: Rule
+    decay: Decay
+    target: Mapping[str, int]
+    """Width, depth, r and the like of the model."""
+    base: Mapping[str, int]
+    multipliers: Multipliers
+    parameters: Mapping[str, PlannedParameter] = field(repr=False)
+    hooks: tuple[Hook, ...] = field(default=(), repr=False)
+    final_norm: str | None = None
+    reference_r: int | None = None
+    warnings: tuple[str, ...] = ()
+
+    # What to do with it
+
+    def initialize_(self, model: nn.Module, *, std: PerRole, seed: int) -> None:
+        """Draw the weights and set gains and biases, and attach the plan's hooks if it has any.
+
+        `std` is the base's standard deviation, or one by role: {"default": 0.02, "embedding": 1.0}. Each parameter is
+        drawn from (seed, its name), so that order, sharding and device do not matter.
+        """
+        drawn = [p for p in self.parameters.values() if p.drawn]
+        groups.check_per_role("std", std, [p.role for p in drawn])
+        if isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OptionError(f"seed={seed!r} is not a whole number.")
+        tensors = self._tensors(model)
+        self.attach_(model)
+        padding = _padding(model)
+        for name, parameter in self.parameters.items():
+            sigma = groups.value_of(std, parameter.role)
+            initialization.initialize(parameter, tensors[name], std=sigma, seed=seed, padding=padding.get(name))
+
+    def param_groups(
+        self,
+        model: nn.Module,
+        lr: PerRole,
+        weight_decay: PerRole = 0.0,
+        eps: PerRole | None = None,
+        betas: tuple[float, float] | None = None,
+        *,
+        optimizer: str | None = None,
+        split_rows: bool = False,
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for a torch optimizer, as few as there are distinct values.
+
+        `lr`, `weight_decay` and `eps` are what was tuned on the base: one number, or numbers by role with a "default":
+        lr={"default": 2**-7, "embedding": 2**-5}. `eps` is torch's default where it is left out.
+
+        A plan for Muon holds parameters of two optimizers: optimizer="muon" and optimizer="adamw" give the groups of
+        each. `split_rows` describes fused, stacked and transposed matrices to `mupscale.optim.Muon`.
+        """
+        tensors = self._tensors(model)
+        if set(self.hooks) != set(hooks.attached(model)):
+            raise PlanMismatchError(
+                f"the plan has {len(self.hooks)} hooks (the first on {self.hooks[0].module}) that the model does not "
+                "carry. Call plan.initialize_(model, …), or plan.attach_(model) after loading weights."
+                if self.hooks
+                else "the model carries hooks of another plan. Remove them with that plan's detach_."
+            )
+        base = groups.BaseValues(lr, weight_decay, eps, self.decay)
+        extra = {} if betas is None else {"betas": betas}
+        return groups.make_groups(self._trained_by(optimizer), tensors, base, split_rows=split_rows, extra=extra)
+
+    def _trained_by(self, optimizer: str | None) -> list[PlannedParameter]:
+        names = list(dict.fromkeys(p.optimizer for p in self.parameters.values()))
+        if optimizer is None:
+            if len(names) > 1:
+                raise OptionError(
+                    f"this plan is for {' and '.join(names)} together. Ask for the groups of each: "
+                    + ", ".join(f"optimizer={name!r}" for name in names)
+                    + "."
+                )
+            return list(self.parameters.values())
+        if optimizer not in names:
+            raise UnknownNameError("optimizer in this plan", optimizer, names)
+        return [p for p in self.parameters.values() if p.optimizer == optimizer]
+
+    def verify(
+        self,
+        optimizer: Optimizer,
+        *,
+        lr: PerRole | None = None,
+        weight_decay: PerRole | None = None,
+        eps: PerRole | None = None,
+    ) -> None:
+        """Raise `PlanMismatchError` naming each group that has not the plan's values, after `load_state_dict`, say.
+
+        Without base values, the ratios between the groups are checked.
+        """
+        base = {"lr": lr, "weight_decay": weight_decay, "eps": eps}
+        verification.verify(self.parameters, optimizer, base, self.decay)
+
+    def clip_grad_norm_(self, model: nn.Module, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
+        """As torch's, with the norm that the gradients have without folding: clipping then does not depend on it."""
+        tensors = self._tensors(model)
+        return clipping.clip(self.parameters, tensors.items(), max_norm, error_if_nonfinite=error_if_nonfinite)
+
+    def clip_before_step(self, optimizer: Optimizer, max_norm: float) -> Any:
+        """Clip whenever this optimizer steps, for trainers that would clip by themselves; returns a removable handle.
+
+        Switch the trainer's own clipping off: max_grad_norm=0 in transformers. The norm is that of the parameters of
+        this optimizer.
+        """
+        names = [name for group in optimizer.param_groups for name in group.get("param_names", [None])]
+        if None in names:
+            raise PlanMismatchError("the optimizer does not say which parameters it holds. Use plan.param_groups.")
+
+        def hook(stepping: Optimizer, *_: Any) -> None:
+            tensors = [tensor for group in stepping.param_groups for tensor in group["params"]]
+            clipping.clip(self.parameters, zip(names, tensors, strict=True), max_norm)
+
+        return optimizer.register_step_pre_hook(hook)
+
+    def attach_(self, model: nn.Module) -> None:
+        """Put the plan's hooks onto a model, after loading its weights, say. Does nothing where there are none."""
+        self._tensors(model)
+        hooks.attach(model, self.hooks)
+
+    def detach_(self, model: nn.Module) -> None:
+        """Take the hooks off without touching the weights."""
+        hooks.detach(model)
+
+    def bake_(self, model: nn.Module) -> None:
+        """Put the hooks' factors into the weights and take the hooks off: a plain model that computes the same."""
+        self._tensors(model)
+        if set(hooks.attached(model)) != set(self.hooks):
+            raise PlanMismatchError("the model does not carry this plan's hooks, so there is nothing to bake.")
+        offsets = {name: parameter.offset for name, parameter in self.parameters.items()}
+        hooks.bake(model, self.hooks, self.final_norm, offsets)
+
+    def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model's parameters by their bare names, which must be those of the plan."""
+        tensors = {bare_name(name): tensor for name, tensor in bare(model).named_parameters()}
+        lost, new = self.parameters.keys() - tensors.keys(), tensors.keys() - self.parameters.keys()
+        if lost or new:
+            what = f"has no {sorted(lost)[0]}" if lost else f"has {sorted(new)[0]}, which is not in the plan"
+            raise PlanMismatchError(f"the plan is for another model: this one {what}. Make a plan for it.")
+        for name, tensor in tensors.items():
+            if tuple(tensor.shape) != self.parameters[name].shape:
+                shape = self.parameters[name].shape
+                raise PlanMismatchError(
+                    f"the plan is for another model: {name} is {tuple(tensor.shape)} here and {shape} in the plan."
+                )
+        return tensors
+
+    # What it says
+
+    def explain(self, name: str) -> str:
+        """The derivation of one parameter's values, with its numbers put in."""
+        if name not in self.parameters:
+            raise UnknownNameError("parameter", name, [p.name for p in self.parameters.values()][:12], self.parameters)
+        return showing.explain(self.parameters[name], self.rule, self.decay)
+
+    def diff(self, other: Plan) -> showing.Differences:
+        """What another plan gives instead: settings first, then values by template."""
+        settings = [
+            showing.Difference("plan", name, getattr(self, name), getattr(other, name))
+            for name in ("model", "optimizer", "rule", "decay", "target", "base", "multipliers", "reference_r")
+            if getattr(self, name) != getattr(other, name)
+        ]
+        return showing.differences(self.parameters, other.parameters, settings)
+
+    def to_text(self) -> str:
+        """The table, with a head and the warnings."""
+        table = showing.rows(self.parameters.values(), self.rule, self.decay)
+        return "\n".join([self._head(), "", *showing.aligned(table), *self._foot()])
+
+    def to_markdown(self) -> str:
+        table = showing.rows(self.parameters.values(), self.rule, self.decay)
+        return "\n".join([f"**{self._head()}**", "", *showing.markdown(table), *self._foot()])
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _head(self) -> str:
+        sizes = [", ".join(f"{name} {value}" for name, value in d.items()) for d in (self.target, self.base)]
+        return (
+            f"{self.model} ({sizes[0]}) from a base of {sizes[1]} · {self.rule} · {self.optimizer} · "
+            f"{self.decay} decay · factors on the base's values"
+        )
+
+    def _foot(self) -> list[str]:
+        count = f"{len(self.parameters)} parameters" + (f", {len(self.hooks)} hooks" if self.hooks else "")
+        return ["", count, *(f"warning: {warning}" for warning in self.warnings)]
+
+    # As a file
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _STRUCTURED},
+            "rule": dataclasses.asdict(self.rule),
+            "warnings": list(self.warnings),
+            "hooks": [dataclasses.asdict(hook) for hook in self.hooks],
+            "parameters": {name: storing.parameter_to_dict(p) for name, p in self.parameters.items()},
+        }
+
+    def to_json(self) -> str:
+        return storing.to_json(self.to_dict())
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """A plan from its JSON; a text that was edited or cut short is refused."""
+        data = storing.from_json(text)
+        parameters = {name: storing.parameter_from_dict(p) for name, p in data["parameters"].items()}
+        return Plan(
+            **{key: value for key, value in data.items() if key not in _STRUCTURED},
+            rule=Rule(**data["rule"]),
+            warnings=tuple(data["warnings"]),
+            hooks=tuple(storing.hook_from_dict(hook) for hook in data["hooks"]),
+            parameters=parameters,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON, whole or not at all."""
+        write_whole(Path(path), self.to_json().encode())
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"{path}: {error.strerror or error}. Write a plan with plan.save(path).") from error
+        except UnicodeDecodeError as error:
+            raise PlanMismatchError(f"{path}: not a plan: it is not text.") from error
+        try:
+            return Plan.from_json(text)
+        except MupscaleError as error:
+            raise type(error)(f"{path}: {error}") from error
+
+
+_STRUCTURED = ("rule", "warnings", "hooks", "parameters")
+
+
+def _padding(model: nn.Module) -> dict[str, int]:
+    """The row of each embedding that torch keeps at zero."""
+    named = bare(model).named_modules()
+    return {
+        bare_name(f"{name}.weight"): module.padding_idx
+        for name, module in named
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None
+    }

@@ -1,0 +1,126 @@
+"""`plan`: from a model and its base to a `Plan`."""
+
+from collections.abc import Collection, Mapping
+from typing import get_args
+
+from torch import nn
+
+from mupscale.errors import UnknownNameError
+from mupscale.planning.assignment import Assignment, Choices
+from mupscale.planning.base import Base, base_facts
+from mupscale.planning.plan import Plan
+from mupscale.planning.values import Multipliers, PlannedParameter
+from mupscale.reading import ModelFacts, read
+from mupscale.reading.dataflow import Inputs
+from mupscale.reading.structure import bare
+from mupscale.theory import DECAYS, Decay, Optimizer, Rule, optimizer_named, rule_named
+
+
+def plan(
+    model: nn.Module,
+    *,
+    base: Base,
+    optimizer: str | Optimizer = "adamw",
+    rule: str | Rule = "gqa-mup",
+    decay: Decay | None = None,
+    reference_r: int | None = None,
+    multipliers: Multipliers = "fold",
+    roles: Mapping[str, str] | None = None,
+    ignore: Collection[str] = (),
+    inputs: Inputs | None = None,
+) -> Plan:
+    """What each parameter of a model gets, relative to the values tuned on `base`. The model is not changed.
+
+    model        any nn.Module, also on the meta device
+    base         the model that was tuned (meta will do), its Hugging Face config, or {"width": 512, "depth": 8}
+    optimizer    adamw, adam, sgd, momentum, lion, muon, …
+    decay        lr_coupled, independent or l2; what torch's optimizer does, unless said
+    reference_r  read key/value sharing against this r instead of the base's; 1 gives the paper's absolute factor
+    multipliers  "fold" them into the weights where that is exact, or "hook" them into the forward pass
+    roles        what a parameter is, by pattern, where it is not understood: {"*.mixer.in_proj.weight": "hidden"}
+    ignore       keys of the config that look like multipliers and do not change with width or depth
+    inputs       arguments of the forward pass, for a model that does not take tokens alone
+    """
+    optimizer = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
+    rule = rule_named(rule) if isinstance(rule, str) else rule
+    if decay is not None and decay not in DECAYS:
+        raise UnknownNameError("decay", decay, DECAYS)
+    if multipliers not in get_args(Multipliers):
+        raise UnknownNameError("choice for multipliers", multipliers, get_args(Multipliers))
+
+    def facts_of(some: nn.Module) -> ModelFacts:
+        return read(some, roles=roles, ignore=ignore, inputs=inputs)
+
+    facts = facts_of(model)
+    low = base_facts(model, facts, base, facts_of)
+    choices = Choices(optimizer, rule, decay or optimizer.decay, reference_r, multipliers)
+    assignment = Assignment(facts, low, choices)
+    parameters = assignment.parameters()
+    return Plan(
+        model=type(bare(model)).__name__,
+        optimizer=optimizer.name,
+        rule=rule,
+        decay=choices.decay,
+        target=_dimensions(facts),
+        base=_dimensions(low),
+        multipliers=multipliers,
+        parameters=parameters,
+        hooks=tuple(assignment.hooks),
+        final_norm=facts.final_gain.rpartition(".")[0] if facts.final_gain else None,
+        reference_r=reference_r,
+        warnings=tuple(_warnings(facts, low, choices, parameters)),
+    )
+
+
+def _dimensions(facts: ModelFacts) -> dict[str, int]:
+    numbers = {"width": facts.width, "depth": facts.depth, "heads": facts.heads, "kv_heads": facts.kv_heads,
+               "head_dim": facts.head_dim, "r": _repetitions(facts)}  # fmt: skip
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+def _repetitions(facts: ModelFacts) -> int:
+    return max((f.repetitions for f in facts.parameters.values()), default=1)
+
+
+def _warnings(
+    facts: ModelFacts, base: ModelFacts, choices: Choices, parameters: Mapping[str, PlannedParameter]
+) -> list[str]:
+    found: list[str] = []
+    r, base_r = _repetitions(facts), _repetitions(base)
+    if facts.kv_heads and facts.kv_heads == base.kv_heads and facts.width != base.width and r != base_r:
+        found.append(
+            f"the number of key/value heads stays at {facts.kv_heads} while the width grows {base.width} → "
+            f"{facts.width}, so r grows with it ({base_r} → {r}). Transfer across r is the least tested part of the "
+            "rule: a base with the same r is safer."
+        )
+    if (
+        facts.head_dim
+        and base.head_dim
+        and facts.head_dim != base.head_dim
+        and "attention_multiplier" not in facts.settings
+    ):
+        found.append(
+            f"head_dim differs ({base.head_dim} → {facts.head_dim}) and attention scores are divided by √head_dim: "
+            "their size changes with training at another rate. Keep head_dim, or scale scores by 1/head_dim."
+        )
+    if facts.tied_readout:
+        found.append(
+            "the readout is tied to the embedding: they share one rate, and the readout's factor is in the final norm"
+            + ("." if facts.final_gain and facts.watched else " or, here, in a hook.")
+        )
+    if any(not p.drawn for p in parameters.values()):
+        found.append(
+            "gains and biases are not decayed. A base that was tuned with decay on them (one plain parameter group) "
+            "has another recipe: tune it with this plan's groups."
+        )
+    left = [p.template for p in parameters.values() if not p.drawn and p.start is None]
+    if left:
+        found.append(f"initialize_ leaves {', '.join(dict.fromkeys(left))} as the model made them.")
+    if (choices.decay == "l2") != (choices.optimizer.decay == "l2"):
+        found.append(
+            f"the plan is for {choices.decay} decay; torch's {choices.optimizer} decays by {choices.optimizer.decay}."
+        )
+    beyond = dict.fromkeys(p.role for p in parameters.values() if p.standing == "extrapolated")
+    if beyond:
+        found.append(f"{', '.join(beyond)}: extrapolated beyond the paper. Check them with a coordinate check.")
+    return found
