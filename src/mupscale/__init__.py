@@ -10,35 +10,50 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mupscale import norms, theory
+    from mupscale import norms, optim, planning, reading, targets, theory
     from mupscale.errors import MupscaleError
     from mupscale.norms import expected_operator_norm, repeat, rms_operator_norm, spectral_norm
+    from mupscale.planning import Plan, plan
+    from mupscale.reading import read
+    from mupscale.targets import proxy
     from mupscale.theory import Rule, Scaling, derive
 
 __version__ = "0.1.0"
 
 _HOME_OF = {
     "MupscaleError": "errors",
+    "Plan": "planning",
     "Rule": "theory",
     "Scaling": "theory",
     "derive": "theory",
     "expected_operator_norm": "norms",
+    "plan": "planning",
+    "proxy": "targets",
+    "read": "reading",
     "repeat": "norms",
     "rms_operator_norm": "norms",
     "spectral_norm": "norms",
 }
-_ROOMS = ("norms", "theory")
+_ROOMS = ("norms", "optim", "planning", "reading", "targets", "theory")
 
 __all__ = [
     "MupscaleError",
+    "Plan",
     "Rule",
     "Scaling",
     "derive",
     "expected_operator_norm",
     "norms",
+    "optim",
+    "plan",
+    "planning",
+    "proxy",
+    "read",
+    "reading",
     "repeat",
     "rms_operator_norm",
     "spectral_norm",
+    "targets",
     "theory",
 ]
 

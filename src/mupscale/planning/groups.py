@@ -31,7 +31,7 @@ def value_of(value: PerRole, role: str) -> float:
 
 def check_per_role(what: str, value: PerRole, roles: Iterable[str]) -> None:
     """Refuse what is not a number ≥ 0, a role that does not exist or that the model has not, and a missing default."""
-    values = value if isinstance(value, Mapping) else {"default": value}
+    values: Mapping[str, Any] = value if isinstance(value, Mapping) else {"default": value}
     present = set(roles)
     for role, number in values.items():
         if role != "default" and role not in ROLES:

@@ -56,7 +56,7 @@ def _row_factors(hook: Hook, outputs: int, like: Tensor) -> Tensor:
 def attach(model: nn.Module, hooks: Iterable[Hook]) -> None:
     """Put the hooks onto a model that has none; the same ones again change nothing."""
     wanted, present = set(hooks), attached(model)
-    if wanted == set(present):
+    if wanted == present:
         return
     if present:
         raise OptionError(
@@ -108,20 +108,22 @@ def _refuse_compiled(model: nn.Module) -> None:
 
 def detach(model: nn.Module) -> None:
     """Take every hook of a plan off."""
-    for module in bare(model).modules():
-        for registered in (module._forward_hooks, module._forward_pre_hooks):
-            for key in [key for key, function in registered.items() if isinstance(function, Multiply)]:
-                del registered[key]
+    for registered, key, _ in _registered(model):
+        del registered[key]
 
 
-def attached(model: nn.Module) -> dict[Hook, nn.Module]:
+def attached(model: nn.Module) -> set[Hook]:
     """The hooks that a model carries."""
-    return {
-        function.hook: module
-        for module in bare(model).modules()
-        for function in [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        if isinstance(function, Multiply)
-    }
+    return {function.hook for _, _, function in _registered(model)}
+
+
+def _registered(model: nn.Module) -> list[tuple[dict[int, Any], int, Multiply]]:
+    found: list[tuple[dict[int, Any], int, Multiply]] = []
+    for module in bare(model).modules():
+        inside: Any = module
+        for registered in (inside._forward_hooks, inside._forward_pre_hooks):
+            found += [(registered, key, f) for key, f in registered.items() if isinstance(f, Multiply)]
+    return found
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:

@@ -81,7 +81,7 @@ class Plan:
         each. `split_rows` describes fused, stacked and transposed matrices to `mupscale.optim.Muon`.
         """
         tensors = self._tensors(model)
-        if set(self.hooks) != set(hooks.attached(model)):
+        if set(self.hooks) != hooks.attached(model):
             raise PlanMismatchError(
                 f"the plan has {len(self.hooks)} hooks (the first on {self.hooks[0].module}) that the model does not "
                 "carry. Call plan.initialize_(model, …), or plan.attach_(model) after loading weights."
@@ -154,14 +154,14 @@ class Plan:
     def bake_(self, model: nn.Module) -> None:
         """Put the hooks' factors into the weights and take the hooks off: a plain model that computes the same."""
         self._tensors(model)
-        if set(hooks.attached(model)) != set(self.hooks):
+        if hooks.attached(model) != set(self.hooks):
             raise PlanMismatchError("the model does not carry this plan's hooks, so there is nothing to bake.")
         offsets = {name: parameter.offset for name, parameter in self.parameters.items()}
         hooks.bake(model, self.hooks, self.final_norm, offsets)
 
     def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The model's parameters by their bare names, which must be those of the plan."""
-        tensors = {bare_name(name): tensor for name, tensor in bare(model).named_parameters()}
+        tensors: dict[str, Tensor] = {bare_name(name): tensor for name, tensor in bare(model).named_parameters()}
         lost, new = self.parameters.keys() - tensors.keys(), tensors.keys() - self.parameters.keys()
         if lost or new:
             what = f"has no {sorted(lost)[0]}" if lost else f"has {sorted(new)[0]}, which is not in the plan"

@@ -48,12 +48,22 @@ def parameter_to_dict(parameter: PlannedParameter) -> dict[str, Any]:
 
 
 def parameter_from_dict(data: Mapping[str, Any]) -> PlannedParameter:
-    rows = tuple(RowBlock(**{**row, "slices": _slices(row["slices"])}) for row in data["rows"])
-    return PlannedParameter(**{**data, "shape": tuple(data["shape"]), "rows": rows})
+    fields: dict[str, Any] = dict(data)
+    fields["shape"] = tuple(data["shape"])
+    fields["rows"] = tuple(_row_from_dict(row) for row in data["rows"])
+    return PlannedParameter(**fields)
+
+
+def _row_from_dict(data: Mapping[str, Any]) -> RowBlock:
+    fields: dict[str, Any] = dict(data)
+    fields["slices"] = _slices(data["slices"])
+    return RowBlock(**fields)
 
 
 def hook_from_dict(data: Mapping[str, Any]) -> Hook:
-    return Hook(**{**data, "rows": tuple((_slices(slices), factor) for slices, factor in data["rows"])})
+    fields: dict[str, Any] = dict(data)
+    fields["rows"] = tuple((_slices(slices), factor) for slices, factor in data["rows"])
+    return Hook(**fields)
 
 
 def _slices(data: list[list[int]]) -> tuple[tuple[int, int], ...]:
