@@ -17,7 +17,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; run make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,peers]'
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@# What the tests compare with. Without what it asks for: a torchvision that does not fit torch breaks transformers.
+	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt mup
 	@touch $(STAMP)
 
 lint: venv  ## style, formatting and strict types
