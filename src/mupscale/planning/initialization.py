@@ -33,7 +33,7 @@ def initialize(
             tensor.fill_(parameter.start)
         return
     local, shape, offset = _local(tensor)
-    drawn = _draw(parameter, shape, offset, seed)
+    drawn = _draw(parameter, shape, offset, seed).to(torch.promote_types(tensor.dtype, torch.float32))
     scale = torch.full((parameter.shape[parameter.out_axis],), parameter.init_std * std, dtype=torch.float64)
     for block in parameter.rows:
         for start, stop in block.slices:
