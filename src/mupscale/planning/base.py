@@ -64,7 +64,7 @@ def at_dimensions(facts: ModelFacts, dimensions: Mapping[str, int]) -> ModelFact
     if heads and heads % r:
         raise DimensionError(
             f"base: {heads} heads of the same size cannot be shared by r={r}. Choose another width, or give a base "
-            "model: mupscale.targets.proxy(config, width=…) makes one."
+            "model: mupscale.proxy(config, width=…) makes one."
         )
     parameters = {
         name: _resized(fact, ratios, width, depth if fact.depth == facts.depth else fact.depth, r)
@@ -89,7 +89,7 @@ def _refuse_constants(facts: ModelFacts) -> None:
         where = with_constant[0] if with_constant else "the logits"
         raise UnreadableModelError(
             f"the model's forward pass multiplies {where} by a constant, which may be another one in the base. Give a "
-            "base model or config instead of plain dimensions: mupscale.targets.proxy(model.config, width=…, depth=…)."
+            "base model or config instead of plain dimensions: mupscale.proxy(model.config, width=…, depth=…)."
         )
 
 
@@ -107,7 +107,7 @@ def _scaled(what: str, value: int, ratio: Fraction) -> int:
     if scaled.denominator != 1:
         raise DimensionError(
             f"base: {what} would be {float(scaled):g} instead of {value}, which is not whole. Choose another width, or "
-            "give a base model: mupscale.targets.proxy(config, width=…) makes one."
+            "give a base model: mupscale.proxy(config, width=…) makes one."
         )
     return int(scaled)
 

@@ -213,17 +213,16 @@ def differences(
     mine: Mapping[str, PlannedParameter], other: Mapping[str, PlannedParameter], settings: Iterable[Difference]
 ) -> Differences:
     """Settings first, then values by template, then parameters that only one of the two has."""
-    found = dict.fromkeys(settings)
+    found = list(settings)
     for name in [*mine, *(name for name in other if name not in mine)]:
-        if name not in mine or name not in other:
-            has = (mine.get(name) or other[name]).template
-            found[Difference(has, "present", name in mine, name in other)] = None
-            continue
-        for field in _COMPARED:
-            left, right = getattr(mine[name], field), getattr(other[name], field)
-            if left != right:
-                found[Difference(mine[name].template, field, left, right)] = None
-    return Differences(found)
+        if name in mine and name in other:
+            fields = [(field, getattr(mine[name], field), getattr(other[name], field)) for field in _COMPARED]
+        else:
+            fields = [("present", name in mine, name in other)]
+        template = (mine.get(name) or other[name]).template
+        found += [Difference(template, field, left, right) for field, left, right in fields if left != right]
+    # the same difference in every layer is one; by what it says, since settings hold what cannot be hashed
+    return Differences({repr(difference): difference for difference in found}.values())
 
 
 def _shown(value: object) -> str:
