@@ -345,3 +345,11 @@ class TestBadInput:
 def test_results_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         derive("kv").lr = n
+
+
+@pytest.mark.parametrize("name", ["expert", "router", "low-rank-down"])
+def test_a_block_does_not_hide_that_what_it_holds_is_an_extrapolation(name):
+    unit = unit_named(name)
+    inside = derive(Residual(unit, "L", output=False))
+    assert inside.standing == derive(unit).standing == "extrapolated"
+    assert unit.remark in inside.caveats

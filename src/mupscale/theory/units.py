@@ -201,6 +201,14 @@ class Residual(Unit):
             kind = type(self.branch).__name__
             raise OptionError(f"Residual({kind}(…)) is not a unit. Put Residual inside: {kind}(Residual(…), …).")
 
+    @property
+    def standing(self) -> Standing:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.branch.standing
+
+    @property
+    def remark(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.branch.remark
+
     def shape(self) -> tuple[Expr, Expr]:
         return self.branch.shape()
 
