@@ -23,7 +23,7 @@ def verify(
     The base values are those given, or else what the middle group implies.
     """
     groups = [_Group.of(group, number, parameters) for number, group in enumerate(optimizer.param_groups)]
-    problems = [f"{group.name} mixes parameters that the plan tells apart" for group in groups if group.mixed]
+    problems: list[str] = []
     for field in ("lr", "weight_decay", "eps"):
         problems += _deviations(field, groups, base.get(field), decay)
     problems += _off_schedule(groups)
@@ -49,10 +49,6 @@ class _Group:
         return _Group(name, options, [parameters[other] for other in names])
 
     @property
-    def mixed(self) -> bool:
-        return len({(p.lr, p.weight_decay, p.eps) for p in self.members}) > 1
-
-    @property
     def initial_lr(self) -> float:
         return float(self.options.get("initial_lr", self.options["lr"]))
 
@@ -73,11 +69,12 @@ def _deviations(field: str, groups: Sequence[_Group], given: PerRole | None, dec
         return
     common = statistics.median_low(implied)
     for group in present:
-        first = group.members[0]
-        base = common if given is None else value_of(given, first.role)
-        expected, actual = base * getattr(first, field), group.actual(field, decay)
-        if abs(actual - expected) > _TOLERANCE * max(abs(expected), abs(actual)):
-            yield f"{group.name}: {field} is {actual:.6g}, the plan has {expected:.6g}"
+        actual = group.actual(field, decay)
+        for member in {getattr(p, field): p for p in reversed(group.members)}.values():
+            base = common if given is None else value_of(given, member.role)
+            expected = base * getattr(member, field)
+            if abs(actual - expected) > _TOLERANCE * max(abs(expected), abs(actual)):
+                yield f"{group.name}: {field} is {actual:.6g}, the plan has {expected:.6g} for {member.template}"
 
 
 def _off_schedule(groups: Sequence[_Group]) -> Iterator[str]:
