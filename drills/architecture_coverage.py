@@ -12,10 +12,11 @@ from collections import Counter
 
 import torch
 import transformers
+from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES
 
-from mupscale.errors import UnreadableModelError
-from mupscale.reading import read
+import mupscale
+from mupscale.errors import MupscaleError
 
 SETTINGS = {
     "hunyuan_v1_dense": {"head_dim": 128},
@@ -57,36 +58,69 @@ EXCLUDED = {
 }  # fmt: skip
 
 
+REFUSED = (
+    "deepseek_v4", "diffllama", "doge", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "hy_v4", "inkling_text",
+    "jetmoe", "mimo_v2_flash",
+)  # fmt: skip
+"""Counted, and not understood: the tests hold that each says why."""
+UNBUILT = ("cohere_compass_text", "dbrx")
+"""Their default configs do not build in this version of transformers."""
+
+
+def build(kind: str) -> nn.Module:
+    """An architecture from its default config, on the meta device."""
+    config = transformers.CONFIG_MAPPING[kind](**SETTINGS.get(kind, {}))
+    with torch.device("meta"):
+        return getattr(transformers, ARCHITECTURES[kind])(config)
+
+
 def verdict(kind: str) -> tuple[str, str]:
     """One word, and what there is to say."""
     try:
-        config = transformers.CONFIG_MAPPING[kind](**SETTINGS.get(kind, {}))
-        with torch.device("meta"):
-            model = getattr(transformers, ARCHITECTURES[kind])(config)
+        model = build(kind)
     except Exception as error:  # whatever a default config raises
         return "does not build", f"{type(error).__name__}"
     try:
-        facts = read(model)
-    except UnreadableModelError as error:
+        plan = mupscale.plan(model, base=model)
+    except MupscaleError as error:
         return "refused", " ".join(line.strip() for line in str(error).splitlines()[:2])[:110]
-    kinds = Counter(fact.role for fact in facts.parameters.values())
+    kinds = Counter(p.role for p in plan.parameters.values())
     attention = kinds["key"] + kinds["fused_qkv"] + kinds["low_rank_down"]
-    return "complete", f"{len(facts.parameters)} parameters, r = {facts.repetitions}, attention matrices {attention}"
+    return "complete", (
+        f"{len(plan.parameters):>5} parameters, r = {plan.target['r']:>2}, attention matrices {attention:>3}, "
+        f"from a thin copy: {from_thin_copy(model)}"
+    )
+
+
+def from_thin_copy(model: nn.Module) -> str:
+    """Whether a plan from a proxy of half the width and two blocks less comes out."""
+    config = model.config.get_text_config(decoder=True)
+    try:
+        base = mupscale.proxy(config, width=config.hidden_size // 2, depth=max(2, config.num_hidden_layers - 2))
+        plan = mupscale.plan(model, base=base)
+    except MupscaleError as error:
+        return f"refused ({str(error).splitlines()[0][:90]})"
+    hooks = f", {len(plan.hooks)} hooks" if plan.hooks else ""
+    return f"planned, {len({p.values for p in plan.parameters.values()})} distinct values{hooks}"
 
 
 def main() -> int:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     print(f"transformers {transformers.__version__}: {len(ARCHITECTURES)} causal-LM architectures\n")
-    counted: Counter[str] = Counter()
+    counted: dict[str, list[str]] = {"complete": [], "refused": [], "does not build": []}
     for kind in ARCHITECTURES:
         word, remark = verdict(kind)
         if kind not in EXCLUDED:
-            counted[word] += 1
+            counted[word].append(kind)
         print(f"{kind:<26}{word:<16}{remark}" + (f"  [not counted: {EXCLUDED[kind]}]" if kind in EXCLUDED else ""))
-    complete, refused, unbuilt = (counted[word] for word in ("complete", "refused", "does not build"))
-    print(f"\ndecoder-only attention models that build: {complete + refused} ({unbuilt} more do not)")
-    print(f"complete: {complete} ({complete / (complete + refused):.1%}), refused: {refused}")
+    complete, refused, unbuilt = counted.values()
+    known = len(complete) + len(refused)
+    print(f"\ndecoder-only attention models that build: {known} ({len(unbuilt)} more do not)")
+    print(f"complete: {len(complete)} ({len(complete) / known:.1%}), refused: {len(refused)}")
+    if (tuple(refused), tuple(unbuilt)) != (REFUSED, UNBUILT):
+        print("REFUSED or UNBUILT in this script is not what was found: mend them")
+        return 1
     return 0
 
 

@@ -151,6 +151,18 @@ class TestMuon:
         with pytest.raises(NotExactError, match="different rates"):
             plan.param_groups(fused, lr=0.1, optimizer="muon")
 
+    def test_without_sharing_a_fused_matrix_may_be_one_or_three(self):
+        fused = Fusable(64, 8, 8, fused=True)
+        plan = mu.plan(fused, base=Fusable(32, 4, 4, fused=True), optimizer="muon")
+        assert torch.optim.Muon(plan.param_groups(fused, lr=0.1, optimizer="muon"))
+        groups = plan.param_groups(fused, lr=0.1, optimizer="muon", split_rows=True)
+        blocks = next(g["blocks"] for g in groups if "fused_qkv" in g["name"])
+        assert [(slices, rate, decay) for slices, rate, decay in blocks] == [
+            (((0, 64),), 1, 1),
+            (((64, 128),), 1, 1),
+            (((128, 192),), 1, 1),
+        ]
+
     def test_rows_of_a_fused_matrix_step_as_matrices_of_their_own(self):
         """Our Muon on the fused model against torch's on the separate one, from the same start."""
         losses = []
@@ -242,7 +254,8 @@ class TestVerification:
         names, tensors = zip(*model.named_parameters(), strict=True)
         mixed = torch.optim.AdamW([{"params": list(tensors), "param_names": list(names)}])
         with pytest.raises(
-            PlanMismatchError, match=r"group 0 \(without a name\): lr is 0.001, the plan has 0.0005 for .*q_proj\.weight"
+            PlanMismatchError,
+            match=r"group 0 \(without a name\): lr is 0.001, the plan has 0.0005 for .*q_proj\.weight",
         ):
             plan.verify(mixed)
         stranger = torch.optim.AdamW([{"params": [nn.Parameter(torch.zeros(1))], "param_names": ["other"]}])

@@ -135,6 +135,13 @@ def test_low_rank_attention_is_read_factor_by_factor(build):
     assert Counter(f.name.split(".")[-2] for f in roles["low_rank_up"]) == {"q_b_proj": 4, "kv_b_proj": 4}
 
 
+def test_a_norm_that_has_a_gain_for_each_head_is_still_a_norm(build):
+    """Command R+ norms queries and keys head by head: (heads, head_dim) gains."""
+    facts = read(build("cohere", **SEPARATE["cohere"], use_qk_norm=True)).parameters
+    gain = facts["model.layers.0.self_attn.q_norm.weight"]
+    assert (gain.shape, gain.role, gain.start) == ((8, 32), "gain", 1.0)
+
+
 class TestConstantsOfTheForwardPass:
     def test_gemma_scales_its_embedding_by_the_root_of_the_width(self, build):
         facts = by_role(read(build("gemma2", **SEPARATE["gemma2"])))

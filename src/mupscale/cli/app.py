@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import cyclopts
 
 import mupscale
-from mupscale.cli import demo, paper, theory
+from mupscale.cli import demo, paper, plan, theory
 from mupscale.errors import MupscaleError
 
 app = cyclopts.App(
     name="mupscale",
     help="""Tune small, train big: scaling rules for transformers, grouped-query attention included.
 
-    Start with: mupscale table, then: mupscale derive kv --show-steps""",
+    Start with: mupscale plan llama-3-8b --base width=512,depth=8, then: mupscale table""",
     version=mupscale.__version__,
     help_format="plaintext",
     result_action="return_value",
@@ -26,6 +26,7 @@ app = cyclopts.App(
 )
 app.command(theory.derive)
 app.command(theory.table)
+app.command(plan.plan)
 app.command(paper.app)
 app.command(demo.demo)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from mupscale.cli.dimensions import dimensions
 from mupscale.errors import OptionError
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 Format = Literal["text", "markdown", "latex"]
 Scaled = Literal["scaled", "none"]
+_EXAMPLE = "n=4096,r=4"
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
 
 
@@ -57,8 +59,8 @@ class Numbers:
             if self.base is not None or self.reference_r is not None:
                 raise OptionError("--base and --reference-r need a --target, such as --target n=4096,r=4.")
             return None
-        base = None if self.base is None else _dimensions("--base", self.base)
-        target = _dimensions("--target", self.target)
+        base = None if self.base is None else dimensions("--base", self.base, _EXAMPLE)
+        target = dimensions("--target", self.target, _EXAMPLE)
         return asdict(scaling.evaluate(target=target, base=base, reference_r=self.reference_r))
 
 
@@ -170,20 +172,3 @@ def _in_block(unit: "Unit", block: str | None) -> "Unit":
     if block is None or (isinstance(unit, Residual) and block == "output"):
         return unit
     return Residual(unit, "L", output=block == "output")
-
-
-def _dimensions(flag: str, text: str) -> dict[str, int]:
-    """{"n": 4096, "r": 4} from "n=4096,r=4".
-
-    >>> _dimensions("--target", "n=4096,r=4")
-    {'n': 4096, 'r': 4}
-    """
-    dimensions: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        try:
-            dimensions[name.strip()] = int(value)
-        except ValueError:
-            message = f"{flag} {text!r}: {part.strip()!r} is not name=number. Write it like n=4096,r=4."
-            raise OptionError(message) from None
-    return dimensions

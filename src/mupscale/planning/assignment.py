@@ -105,7 +105,8 @@ class Assignment:
         high, base = fused_dimensions(fact), fused_dimensions(low)
         fused = fused_unit(in_block=in_block)
         own = {name: self._factors(getattr(fused, name), high, base) for name in ("q", "k", "v")}
-        if own["q"] == own["k"] == own["v"]:
+        same = own["q"] == own["k"] == own["v"]
+        if same and not (self.choices.optimizer.whole_matrix and fact.blocks):
             return planned
         if not fact.blocks:
             raise UnreadableModelError(

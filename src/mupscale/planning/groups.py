@@ -140,7 +140,7 @@ def _plain(parameter: PlannedParameter) -> dict[str, Any]:
     if not optimizer_named(parameter.optimizer).whole_matrix:
         return {}
     problem = (
-        "fuses q, k and v, which need different rates" if parameter.rows
+        "fuses q, k and v, which need different rates" if len({block.lr for block in parameter.rows}) > 1
         else "stacks several matrices" if len(parameter.shape) > 2
         else "is stored transposed" if parameter.out_axis == 1
         else ""

@@ -79,8 +79,8 @@ def _why(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:
     folded = f"; × {number(parameter.folded)} folded in" if parameter.folded != 1 else ""
     hooked = f"; × {number(parameter.multiplier)} by a hook" if parameter.multiplier != 1 else ""
     beyond = "" if scaling.standing == "derived" else f" ({scaling.standing})"
-    beside = f" {parameter.optimizer}" if parameter.optimizer != "adamw" else ""
-    return f"lr {inline(_seen(scaling.lr, parameter))}{folded}{hooked}{beside}{beyond}"
+    by = f"{parameter.optimizer}: " if parameter.optimizer != "adamw" else ""
+    return f"{by}lr {inline(_seen(scaling.lr, parameter))}{folded}{hooked}{beyond}"
 
 
 def _seen(expression: Expr, parameter: PlannedParameter) -> Expr:

@@ -141,7 +141,7 @@ class _Reader:
     def _role(self, entry: Entry) -> Role | None:
         if entry.name in self.chosen:
             return self.chosen[entry.name]
-        if len(entry.shape) <= 1 or entry.leaf.endswith("bias"):
+        if len(entry.shape) <= 1 or entry.leaf.endswith("bias") or entry.kind == "norm":
             return self._vector_role(entry)
         if entry.stack is None:
             return self._outer_role(entry)
@@ -286,7 +286,8 @@ class _Reader:
         raise UnreadableModelError(
             f"{self.model}: {len(unknown)} parameters are not understood:\n"
             + "\n".join(shown)
-            + f'\nSay what they are: roles={{"{example}": "hidden"}}. Roles: {", ".join(ROLES)}.'
+            + f'\nSay what they are: roles={{"{example}": "hidden"}} (--role "{example}=hidden" on the command line). '
+            f"Roles: {', '.join(ROLES)}."
         )
 
     def _check(self, facts: Mapping[str, ParameterFact]) -> None:
