@@ -4,15 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 import sympy
 
 from mupscale.cli import main
+from mupscale.planning import Plan
 from mupscale.theory import FIELDS, RULES, derive
 from mupscale.theory.units import NAMED
 
-COMMANDS = [["derive"], ["table"], ["paper"], ["paper", "expected-norms"], ["demo"]]
+COMMANDS = [["derive"], ["table"], ["plan"], ["paper"], ["paper", "expected-norms"], ["demo"]]
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -97,6 +99,62 @@ def test_table_compares_all_optimizers(capsys):
     assert "K/V factor" in out
 
 
+class TestPlan:
+    def test_a_published_shape_from_its_thin_copy(self, capsys):
+        status, out, _ = run(capsys, "plan", "llama-3-8b", "--base", "width=512,depth=8")
+        assert status == 0
+        assert "from a base of width 512, depth 8, heads 4, kv_heads 1, head_dim 128, r 4" in out
+        assert "lr (1 + √r)/(2n)" in out
+
+    def test_json_is_a_plan_and_the_same_as_the_file(self, capsys, tmp_path):
+        path = tmp_path / "plan.json"
+        _, out, _ = run(capsys, "plan", "hf:llama", "--base", "width=512", "--output", str(path), "--json")
+        assert Plan.from_json(out) == Plan.load(path)
+
+    def test_the_base_may_be_any_target_or_have_another_r(self, capsys):
+        _, out, _ = run(capsys, "plan", "hf:qwen3", "--base", "hf:qwen3,hidden_size=1024", "--json")
+        assert Plan.from_json(out).base["width"] == 1024
+        _, out, _ = run(capsys, "plan", "mistral-7b", "--base", "width=1024,r=1", "--json")
+        plan = Plan.from_json(out)
+        assert plan.base["r"] == 1
+        assert plan.parameters["model.layers.0.self_attn.k_proj.weight"].lr == 1.5 / 4
+
+    def test_functions_of_ones_own_and_dimensions(self, capsys, tmp_path, monkeypatch):
+        code = """
+            from transformers import LlamaConfig, LlamaForCausalLM
+
+            def build(width=64):
+                return LlamaForCausalLM(LlamaConfig(
+                    hidden_size=width, intermediate_size=2 * width, num_attention_heads=width // 8,
+                    num_key_value_heads=width // 16, num_hidden_layers=2, vocab_size=61,
+                ))
+        """
+        (tmp_path / "own_models.py").write_text(textwrap.dedent(code))
+        monkeypatch.chdir(tmp_path)
+        _, first, _ = run(capsys, "plan", "own_models:build", "--base", "own_models:build,width=32", "--json")
+        _, second, _ = run(capsys, "plan", "own_models:build", "--base", "width=32", "--json")
+        assert Plan.from_json(first).parameters == Plan.from_json(second).parameters
+
+    def test_markdown_and_an_explanation(self, capsys):
+        _, out, _ = run(capsys, "plan", "hf:gpt2", "--base", "width=256", "--markdown")
+        assert "| role | parameters |" in out
+        name = "transformer.h.3.mlp.c_proj.weight"
+        _, out, _ = run(capsys, "plan", "hf:gpt2", "--base", "width=256,depth=6", "--explain", name)
+        assert out.startswith(f"{name}: mlp_out, 3072 × 768")
+
+    def test_a_role_that_the_user_settles(self, capsys):
+        line = ["plan", "hf:doge", "--base", "depth=30"]
+        assert run(capsys, *line)[0] == 2
+        roles = ["*_residual=gain", "*.A=bias", "*.dt_proj.weight=hidden"]
+        status, _, err = run(capsys, *line, *(f"--role={role}" for role in roles))
+        assert status == 0, err
+
+    def test_the_rule_and_its_choices(self, capsys):
+        line = ["plan", "hf:llama", "--base", "width=512,depth=8", "--rule", "complete-p", "--depth", "none", "--json"]
+        plan = Plan.from_json(run(capsys, *line)[1])
+        assert (plan.rule.kv_factor, plan.rule.depth) == ("hidden", "none")
+
+
 MISTAKES = {
     "derive kvv": "Did you mean 'kv'",
     "derive kv --optimizer adamm": "Did you mean 'adam",
@@ -116,6 +174,27 @@ MISTAKES = {
     "derive fused --block inside": "Put Residual inside",
     "table --depth 1/n": "unknown symbol 'n'",
     "table --optimizer all --rule sp": "no other option but --json",
+    "plan": "TARGET",
+    "plan llama-3-8b": "--base",
+    "plan lama-3-8b --base width=512": "Did you mean 'llama-3-8b'",
+    "plan hf:lama --base width=512": "Did you mean 'llama'",
+    "plan hf:llama,hiden_size=64 --base width=512": "Did you mean 'hidden_size'",
+    "plan hf:meta-llama/Llama-3-8B --base width=512": "nothing is downloaded",
+    "plan nowhere.json --base width=512": "nowhere.json",
+    "plan no_such_module:build --base width=512": "no module no_such_module",
+    "plan llama-3-8b --base width=512,width=256": "width is given twice",
+    "plan llama-3-8b --base width:512": "unknown target 'width:512'",
+    "plan llama-3-8b --base width=big": "Write it like width=512,depth=8",
+    "plan llama-3-8b --base width=0": "width=0",
+    "plan llama-3-8b --base widht=512": "Did you mean 'width'",
+    "plan llama-3-8b --base mistral-7b --json --markdown": "exclude each other",
+    "plan llama-3-8b --base width=512 --optimizer adamm": "Did you mean 'adam",
+    "plan llama-3-8b --base width=512 --multipliers folded": "folded",
+    "plan llama-3-8b --base width=512 --role hidden": "is not pattern=role",
+    "plan llama-3-8b --base width=512 --role *.x=hidden": "matches no parameter",
+    "plan llama-3-8b --base width=512 --ignore scale": "scale",
+    "plan llama-3-8b --base width=512 --explain model.norm": "Did you mean 'model.norm.weight'",
+    "plan hf:mamba --base width=512": "not understood",
     "tabel": "tabel",
     "paper expected-norm": "expected-norm",
     "paper expected-norms --width 100": "r=3 does not divide heads × head_dim = 100",

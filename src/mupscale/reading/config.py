@@ -14,10 +14,10 @@ from torch import nn
 
 from mupscale.errors import UnknownNameError, UnreadableModelError
 
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads")
-_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_n_heads")
-_WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "model_dim", "embed_dim")
-_HEAD_DIM = ("head_dim", "d_kv", "attention_head_dim")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_n_heads")
+WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "model_dim", "embed_dim")
+HEAD_DIM = ("head_dim", "d_kv", "attention_head_dim")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k", "top_k_experts")
 
@@ -57,12 +57,12 @@ def config_facts(model: nn.Module, ignore: Collection[str] = ()) -> ConfigFacts:
     unknown = [key for key in ignore if key not in values]
     if unknown:
         raise UnknownNameError("key of the config to ignore", unknown[0], values)
-    heads = _whole(values, _HEADS)
-    kv_heads = _whole(values, _KV_HEADS) or heads
+    heads = _whole(values, HEADS)
+    kv_heads = _whole(values, KV_HEADS) or heads
     if values.get("multi_query") and not values.get("new_decoder_architecture"):
         kv_heads = 1
-    width = _whole(values, _WIDTH)
-    head_dim = _whole(values, _HEAD_DIM) or (width // heads if width and heads else None)
+    width = _whole(values, WIDTH)
+    head_dim = _whole(values, HEAD_DIM) or (width // heads if width and heads else None)
     experts, active = _whole(values, _EXPERTS), _whole(values, _ACTIVE)
     experts = experts and experts + (_whole(values, ("zero_expert_num",)) or 0)
     constants = _multipliers(model, config, {key: value for key, value in values.items() if key not in ignore})

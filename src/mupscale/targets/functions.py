@@ -1,0 +1,94 @@
+"""Models of one's own: `package.module:function`, called on the meta device."""
+
+import importlib
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from mupscale.errors import MupscaleError, OptionError, UnknownNameError
+from mupscale.targets.reasons import reason
+
+PATTERN = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<function>[^\W\d]\w*)")
+
+
+def call(name: str, settings: Mapping[str, Any]) -> Any:
+    """What the function behind `module:function` returns, called with the settings on the meta device.
+
+    >>> call("torch.nn:Linear", {"in_features": 4, "out_features": 2}).weight.shape
+    torch.Size([2, 4])
+    """
+    parts = PATTERN.fullmatch(name)
+    assert parts is not None, name
+    with _current_folder_importable():
+        function = _function(_module(parts["module"], name), parts["function"], name)
+        _check_arguments(function, settings, name)
+        try:
+            with torch.device("meta"):
+                return function(**settings)
+        except MupscaleError:
+            raise
+        except Exception as error:  # the user's own code
+            raise OptionError(
+                f"{name} raised {type(error).__name__}: {reason(error)}. It is called on the meta "
+                "device, where tensors have shapes and no numbers."
+            ) from error
+
+
+@contextmanager
+def _current_folder_importable() -> Generator[None]:
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the user's own code may have removed it
+            sys.path.remove(folder)
+
+
+def _module(module: str, name: str) -> Any:
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise OptionError(
+                f"{name}: there is no module {error.name} in the current folder ({os.getcwd()}) or among the installed "
+                "packages. Mend the name, or go to the folder that holds it."
+            ) from error
+        raise OptionError(f"{name}: importing {module} failed: {reason(error)}. Install what it needs.") from error
+    except Exception as error:  # the user's own code
+        raise OptionError(
+            f"{name}: importing {module} raised {type(error).__name__}: {reason(error)}. Mend the module."
+        ) from error
+
+
+def _function(module: Any, function: str, name: str) -> Callable[..., Any]:
+    if not hasattr(module, function):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UnknownNameError(f"function of {module.__name__}", function, known or ["none"])
+    found = getattr(module, function)
+    if not callable(found):
+        raise OptionError(f"{name} is of type {type(found).__name__}, not a function. Name one that returns a model.")
+    return found
+
+
+def _check_arguments(function: Callable[..., Any], settings: Mapping[str, Any], name: str) -> None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return  # written in C: it checks for itself
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        for key in settings:
+            if key not in known:
+                raise UnknownNameError(f"argument of {name}", key, known or ["none"])
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    missing = [key for key in needed if key not in settings]
+    if missing:
+        raise OptionError(f"{name} needs {', '.join(missing)}. Write {name},{','.join(f'{key}=…' for key in missing)}.")

@@ -1,0 +1,105 @@
+"""`resolve`: from what a user names to a model on the meta device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os.path import exists
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mupscale.errors import OptionError, UnknownNameError
+from mupscale.targets import functions
+from mupscale.targets.huggingface import build, causal_types, config_of_file, config_of_type, is_config
+from mupscale.targets.settings import split_settings
+from mupscale.targets.shapes import SHAPES, nearest_shape, shape_name
+
+FORMS = ("hf:TYPE", "hf:PATH/config.json", "module:function")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model that was named: its shapes and its code, on the meta device, without memory for weights."""
+
+    name: str
+    model: nn.Module
+    config: Any = None
+    """Its Hugging Face config, None for a model that has none."""
+
+
+def resolve(name: str) -> Target:
+    """The model that a name stands for; settings may follow each form, as `hf:llama,hidden_size=1024`.
+
+    A well-known shape (`llama-3-8b`), a type of transformers (`hf:qwen3`), a local config (`hf:PATH`, or any path to
+    a .json), or a function of one's own that returns a model or a config (`package.module:function`). Nothing is
+    downloaded, and no code that comes with weights is run.
+
+    >>> target = resolve("hf:gpt2,n_layer=2")
+    >>> target.config.n_layer, target.model.device.type
+    (2, 'meta')
+    """
+    name = name.strip()
+    if name.startswith("hf:"):
+        return _of_config(name, _hugging_face(name))
+    if name.endswith(".json") and exists(name):
+        return _of_config(name, _local(name, name))
+    head, settings = split_settings(name)
+    shape = shape_name(head)
+    if shape:
+        wanted = {**SHAPES[shape].settings, **settings}
+        return _of_config(name, config_of_type(SHAPES[shape].model_type, wanted, name))
+    if head.endswith(".json"):
+        return _of_config(name, _local(name, name))
+    if functions.PATTERN.fullmatch(head):
+        return _returned(name, functions.call(head, settings))
+    raise UnknownNameError("target", head, [*SHAPES, *FORMS])
+
+
+def _hugging_face(name: str) -> Any:
+    rest = name.removeprefix("hf:").strip()
+    if not exists(rest) or rest in causal_types():
+        head, settings = split_settings(name)
+        head = head.removeprefix("hf:").strip()
+        if head in causal_types() or not _is_path(head):
+            return config_of_type(head, settings, name)
+    return _local(rest, name)
+
+
+def _is_path(head: str) -> bool:
+    return bool(head) and ("/" in head or "\\" in head or head.endswith(".json") or exists(head))
+
+
+def _local(rest: str, name: str) -> Any:
+    # A path that is there as it stands is no place to look for settings.
+    head, settings = (rest, {}) if exists(rest) else split_settings(rest)
+    near = nearest_shape(head)
+    if near and not exists(head):
+        raise OptionError(
+            f"{name}: there is no file {head}, and nothing is downloaded. Did you mean {near!r}, whose dimensions are "
+            "known here? Otherwise pass a local config.json (hf:path/to/config.json) or a type (hf:llama)."
+        )
+    return config_of_file(Path(head), settings, name)
+
+
+def _of_config(name: str, config: Any) -> Target:
+    return Target(name, build(config, where=name), config)
+
+
+def _returned(name: str, value: object) -> Target:
+    """What a function of the user's returned, as a target."""
+    if is_config(value):
+        return _of_config(name, value)
+    if not isinstance(value, nn.Module):
+        raise OptionError(
+            f"{name} returned a value of type {type(value).__name__}. "
+            "It must return an nn.Module or a Hugging Face config."
+        )
+    placed: Mapping[str, str] = {key: p.device.type for key, p in value.named_parameters() if p.device.type != "meta"}
+    if placed:
+        first = next(iter(placed))
+        raise OptionError(
+            f"{name} returned a model with weights on the {placed[first]} ({first}). Build it inside of the function, "
+            "without naming a device, so that it is made on the meta device."
+        )
+    config = getattr(value, "config", None)
+    return Target(name, value, config if is_config(config) else None)

@@ -1,0 +1,121 @@
+"""Another width for a config: heads of the same size, shared as before, and everything in between in proportion."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mupscale.errors import DimensionError
+from mupscale.targets.keys import FIXED_HEAD_DIM, HEAD_DIM, HEADS, KV_HEADS, WIDTH, grows_with_width, key_among, listed
+
+# Sizes that are no longer whole are rounded to a multiple of this, as hardware likes them.
+_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of an attention: how many, how many of them hold keys and values, and how large they are."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    one_for_all: bool
+    """Multi-query attention where head_dim = width / heads: its one key/value head cannot keep r, so it stays one."""
+
+    @property
+    def repetitions(self) -> int:
+        return 1 if self.one_for_all else self.heads // self.kv_heads
+
+
+def with_width(values: Mapping[str, Any], width: int, *, fixed: bool) -> dict[str, Any]:
+    """The values of a config at another width; `fixed` says that head_dim can be set apart from width / heads.
+
+    >>> llama = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+    >>> with_width(llama, 512, fixed=True)
+    {'hidden_size': 512, 'num_attention_heads': 4, 'num_key_value_heads': 1, 'intermediate_size': 1792}
+    """
+    key = key_among(values, WIDTH)
+    if key is None:
+        raise DimensionError(f"the config has no width: none of {', '.join(WIDTH)} is set.")
+    old = values[key]
+    sizes: dict[str, Any] = {
+        name: _in_proportion(size, old, width) for name, size in values.items() if grows_with_width(name)
+    }
+    return {**values, key: width, **_with_heads(values, old, width, fixed), **sizes}
+
+
+def _with_heads(values: Mapping[str, Any], old: int, width: int, fixed: bool) -> dict[str, Any]:
+    name, kv_name = key_among(values, HEADS), key_among(values, KV_HEADS)
+    if name is None:
+        return {}
+    now = _heads(values, old, fixed)
+    heads = scaled_heads(now, old, width) if fixed else exact_heads(now, width)
+    kv_heads = 1 if now.one_for_all else heads // now.repetitions
+    changed: dict[str, Any] = {name: heads}
+    if kv_name:
+        # Falcon's multi-query attention stores as many as there are heads, and uses one.
+        changed[kv_name] = heads if values[kv_name] == now.heads else kv_heads
+    if values.get("num_attention_heads_per_layer"):
+        shared = values["num_attention_heads_per_layer"]
+        changed["num_attention_heads_per_layer"] = [n * kv_heads // now.kv_heads for n in shared]
+    if heads * now.head_dim != width and not any(values.get(key) for key in FIXED_HEAD_DIM):
+        stored = next((key for key in HEAD_DIM if key in values), HEAD_DIM[0])
+        changed[stored] = now.head_dim
+    return changed
+
+
+def _heads(values: Mapping[str, Any], width: int, fixed: bool) -> Heads:
+    heads = values[key_among(values, HEADS) or ""]
+    kv_heads = values[key_among(values, KV_HEADS) or key_among(values, HEADS) or ""]
+    if values.get("multi_query") and not values.get("new_decoder_architecture"):
+        kv_heads = 1
+    own = key_among(values, FIXED_HEAD_DIM)
+    one_for_all = kv_heads == 1 < heads and not fixed
+    return Heads(heads, kv_heads, values[own] if own else width // heads, one_for_all)
+
+
+def scaled_heads(now: Heads, old: int, width: int) -> int:
+    """Heads in proportion to the width, as the nearest multiple of r = heads / kv_heads, and at least r.
+
+    >>> scaled_heads(Heads(64, 8, 128, False), old=5120, width=512)
+    8
+    """
+    return now.repetitions * max(1, math.floor(now.heads * width / old / now.repetitions + 0.5))
+
+
+def exact_heads(now: Heads, width: int) -> int:
+    """Heads where head_dim is width / heads: only widths that whole groups of heads fill.
+
+    >>> exact_heads(Heads(12, 12, 64, False), width=256)
+    4
+    """
+    unit = now.head_dim * now.repetitions
+    if width % unit:
+        near = [k * unit for k in (width // unit, width // unit + 1) if k]
+        group = f"head_dim={now.head_dim}" + (f" × r={now.repetitions}" if now.repetitions > 1 else "")
+        raise DimensionError(
+            f"width={width} is not a multiple of {group}, and this model's head_dim is width / heads. "
+            f"Choose a width that keeps it: {listed(near)}."
+        )
+    return width // now.head_dim
+
+
+def _in_proportion(size: Any, old: int, width: int) -> Any:
+    """A size at the new width: exact if that is whole, otherwise the nearest multiple of 8; lists entry by entry."""
+    if isinstance(size, list):
+        return [_in_proportion(entry, old, width) for entry in size]
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        return size  # None means a multiple of the width, 0 none at all
+    if size * width % old == 0:
+        return size * width // old
+    return _MULTIPLE * max(1, round(size * width / old / _MULTIPLE))
+
+
+def natural_step(values: Mapping[str, Any]) -> int | None:
+    """The step between widths at which heads come out whole: the width for each key/value head.
+
+    >>> natural_step({"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8})
+    512
+    """
+    width, heads = key_among(values, WIDTH), key_among(values, KV_HEADS) or key_among(values, HEADS)
+    return values[width] // values[heads] if width and heads and values[width] % values[heads] == 0 else None
