@@ -30,7 +30,7 @@ lint: venv  ## style, formatting and strict types
 test: lint  ## what CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-demo: venv  ## the derived table, one derivation, one norm experiment with a figure
+demo: venv  ## the derived table, one derivation, a plan, one norm experiment with a figure
 	@$(BIN)/mupscale demo
 
 drills: venv  ## the slow checks; their tables go to results/drills/

@@ -22,7 +22,8 @@ CONSOLE = [(d.name, block) for d in DOCUMENTS for block in blocks(d, "console")]
 
 
 @pytest.mark.parametrize("document", WITH_PYTHON, ids=lambda d: d.name)
-def test_python_blocks_run_one_after_the_other(document):
+def test_python_blocks_run_one_after_the_other(document, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "document"}
     for block in blocks(document, "python"):
         exec(compile(block, str(document), "exec"), namespace)

@@ -151,6 +151,22 @@ class TestMuon:
         with pytest.raises(NotExactError, match="different rates"):
             plan.param_groups(fused, lr=0.1, optimizer="muon")
 
+    @pytest.mark.parametrize(
+        ("kind", "adjustment"),
+        [("muon", "original"), ("muon-match-rms", "match_rms_adamw"), ("muon-spectral", "spectral")],
+    )
+    def test_the_groups_say_how_steps_are_lengthened(self, llama, kind, adjustment):
+        model, plan = planned(llama, optimizer=kind)
+        groups = plan.param_groups(model, lr=0.02, optimizer=kind, split_rows=True)
+        assert {group["adjust_lr_fn"] for group in groups} == {adjustment}
+        assert mu.optim.Muon(groups)
+        if kind == "muon-spectral":
+            with pytest.raises(NotExactError, match=r"torch\.optim\.Muon does not do"):
+                plan.param_groups(model, lr=0.02, optimizer=kind)
+        else:
+            plain = plan.param_groups(model, lr=0.02, optimizer=kind)
+            assert torch.optim.Muon(plain).param_groups[0]["adjust_lr_fn"] == adjustment
+
     def test_without_sharing_a_fused_matrix_may_be_one_or_three(self):
         fused = Fusable(64, 8, 8, fused=True)
         plan = mu.plan(fused, base=Fusable(32, 4, 4, fused=True), optimizer="muon")

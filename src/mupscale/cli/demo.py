@@ -5,12 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mupscale.cli.theory import Json
+from mupscale.errors import MissingExtraError
 
 _DRAWS = 300
 
 
 def demo(*, output: Path = Path("runs/demo"), as_json: Json = False) -> None:
-    """Show the derived table, one derivation, and one experiment with a figure.
+    """Show the derived table, one derivation, a plan for an 8B model, and one experiment with a figure.
 
     Example: mupscale demo --output demo
 
@@ -19,7 +20,7 @@ def demo(*, output: Path = Path("runs/demo"), as_json: Json = False) -> None:
     output
         Folder for the figure and its data.
     """
-    from mupscale.cli import paper, theory
+    from mupscale.cli import paper, plan, theory
 
     if as_json:
         _as_json(output)
@@ -28,6 +29,11 @@ def demo(*, output: Path = Path("runs/demo"), as_json: Json = False) -> None:
     theory.table()
     _heading("Why key and value projections get their own rate")
     theory.derive("kv", show_steps=True)
+    _heading("A plan for Llama-3 8B, from a copy of width 512 with 8 blocks")
+    try:
+        plan.plan("llama-3-8b", base="width=512,depth=8")
+    except MissingExtraError as error:
+        print(f"left out: {error}")
     _heading("Repetition raises the spectral norm and leaves the expected one")
     paper.expected_norms(draws=_DRAWS, output=output)
 

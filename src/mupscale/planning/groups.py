@@ -120,37 +120,44 @@ def make_groups(
     ]
 
 
+_ADJUSTMENTS = {"muon": "original", "muon-match-rms": "match_rms_adamw", "muon-spectral": "spectral"}
+"""How each kind of Muon lengthens its steps: the groups say so, since the rates were derived for that."""
+
+
 def _layout(parameter: PlannedParameter) -> dict[str, Any]:
     """How `mupscale.optim.Muon` is to step a tensor that holds several matrices."""
     if not optimizer_named(parameter.optimizer).whole_matrix:
         return {}
+    decay = parameter.weight_decay
     blocks = tuple(
-        (
-            block.slices,
-            block.lr / parameter.lr,
-            block.weight_decay / parameter.weight_decay if parameter.weight_decay else 1.0,
-        )
+        (block.slices, block.lr / parameter.lr, block.weight_decay / decay if decay else 1.0)
         for block in parameter.rows
     )
-    return {"out_axis": parameter.out_axis, "blocks": blocks or None}
+    return _adjustment(parameter) | {"out_axis": parameter.out_axis, "blocks": blocks or None}
+
+
+def _adjustment(parameter: PlannedParameter) -> dict[str, Any]:
+    adjustment = _ADJUSTMENTS.get(parameter.optimizer)
+    return {} if adjustment is None else {"adjust_lr_fn": adjustment}
 
 
 def _plain(parameter: PlannedParameter) -> dict[str, Any]:
-    """Nothing to add for torch's own optimizers, which step whole tensors; where that would be wrong, an error."""
+    """What torch's own optimizers need, which step whole tensors; where that would be wrong, an error."""
     if not optimizer_named(parameter.optimizer).whole_matrix:
         return {}
     problem = (
         "fuses q, k and v, which need different rates" if len({block.lr for block in parameter.rows}) > 1
         else "stacks several matrices" if len(parameter.shape) > 2
         else "is stored transposed" if parameter.out_axis == 1
+        else "is to be stepped by √(n_out/n_in)" if parameter.optimizer == "muon-spectral"
         else ""
     )  # fmt: skip
     if problem:
         raise NotExactError(
-            f"{parameter.name} {problem}: torch.optim.Muon would take it for one matrix. Use mupscale.optim.Muon, with "
+            f"{parameter.name} {problem}, which torch.optim.Muon does not do. Use mupscale.optim.Muon, with "
             "plan.param_groups(…, split_rows=True)."
         )
-    return {}
+    return _adjustment(parameter)
 
 
 def _names(groups: Sequence[Sequence[PlannedParameter]]) -> list[str]:
