@@ -49,8 +49,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "granite (multipliers)": (
         "granite",
         _GQA | _BIG | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
-                       "tie_word_embeddings": False},
-        _SMALL | {"embedding_multiplier": 2.0},
+                       "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+        _SMALL | {"embedding_multiplier": 2.0, "residual_multiplier": 0.2, "logits_scaling": 1.0},
     ),
     "gpt2 (tied, biases, transposed, fused)": (
         "gpt2",

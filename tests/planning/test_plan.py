@@ -111,6 +111,24 @@ class TestTheBase:
             mu.plan(model, base={"width": 16})
         assert mu.plan(model, base={"r": 2}).parameters
 
+    def test_constants_of_the_forward_pass_are_counted_once(self):
+        """What the model multiplies by itself, relative to the base, is not multiplied by again: biases included."""
+        model, base = model_and_base("granite (multipliers)")
+        plan = mu.plan(model, base=base, rule=RULES["gqa-mup"].but(depth="none"))
+        folded = {p.template.removeprefix("model.layers.*."): p.folded for p in plan.parameters.values()}
+        assert folded["model.embed_tokens.weight"] == pytest.approx(2 / 3)
+        assert folded["lm_head.weight"] == pytest.approx(2 * 16 / 32)  # divided by 2 already, of 1/2 wanted
+        for end in ("self_attn.o_proj.weight", "self_attn.o_proj.bias", "mlp.down_proj.weight", "mlp.down_proj.bias"):
+            assert folded[end] == pytest.approx(0.2 / 0.5)
+        assert folded["mlp.up_proj.weight"] == 1
+
+    def test_roles_for_layers_that_only_the_model_has(self):
+        model, base = Fusable(depth=3, fused=False), Fusable(depth=2, fused=False)
+        plan = mu.plan(model, base=base, roles={"blocks.2.mlp.fc1.weight": "mlp_in"})
+        assert plan.parameters["blocks.2.mlp.fc1.weight"].role == "mlp_in"
+        with pytest.raises(OptionError, match="matches no parameter"):
+            mu.plan(model, base=base, roles={"blocks.7.*": "mlp_in"})
+
     def test_layers_of_several_shapes_need_the_same_depth(self):
         model, base = Fusable(depth=2, fused=False), Fusable(depth=2, fused=False)
         base.blocks[1].mlp.fc1 = nn.Linear(32, 64)

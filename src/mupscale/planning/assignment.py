@@ -202,6 +202,11 @@ class Assignment:
                 "Use multipliers='fold'" + self._why_not_folded(parameter)
             )
         everywhere = all(other == factor for other in beside)
+        if not everywhere and not parameter.drawn:
+            raise NotExactError(
+                f"{parameter.name} needs a multiplier of {factor:g} that the weight beside it does not, which a hook "
+                "cannot carry. Use multipliers='fold'" + self._why_not_folded(parameter)
+            )
         self._add_hook(Hook(parameter.module, "output" if everywhere else "input", factor))
 
     def _why_not_folded(self, parameter: PlannedParameter) -> str:

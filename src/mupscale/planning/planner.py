@@ -1,5 +1,6 @@
 """`plan`: from a model and its base to a `Plan`."""
 
+import fnmatch
 from collections.abc import Collection, Mapping
 from typing import get_args
 
@@ -12,7 +13,7 @@ from mupscale.planning.plan import Plan
 from mupscale.planning.values import Multipliers, PlannedParameter
 from mupscale.reading import ModelFacts, read
 from mupscale.reading.dataflow import Inputs
-from mupscale.reading.structure import bare
+from mupscale.reading.structure import bare, bare_name
 from mupscale.theory import DECAYS, Decay, Optimizer, Rule, optimizer_named, rule_named
 
 
@@ -48,11 +49,11 @@ def plan(
     if multipliers not in get_args(Multipliers):
         raise UnknownNameError("choice for multipliers", multipliers, get_args(Multipliers))
 
-    def facts_of(some: nn.Module) -> ModelFacts:
-        return read(some, roles=roles, ignore=ignore, inputs=inputs)
+    def facts_of_base(other: nn.Module) -> ModelFacts:
+        return read(other, roles=_for(other, roles or {}), ignore=ignore, inputs=inputs)
 
-    facts = facts_of(model)
-    low = base_facts(model, facts, base, facts_of)
+    facts = read(model, roles=roles, ignore=ignore, inputs=inputs)
+    low = base_facts(model, facts, base, facts_of_base)
     choices = Choices(optimizer, rule, decay or optimizer.decay, reference_r, multipliers)
     assignment = Assignment(facts, low, choices)
     parameters = assignment.parameters()
@@ -70,6 +71,12 @@ def plan(
         reference_r=reference_r,
         warnings=tuple(_warnings(facts, low, choices, parameters)),
     )
+
+
+def _for(base: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
+    """The patterns that a base has parameters for: those for a layer that it has not would raise."""
+    names = [bare_name(name) for name, _ in bare(base).named_parameters()]
+    return {pattern: role for pattern, role in roles.items() if fnmatch.filter(names, pattern)}
 
 
 def _dimensions(facts: ModelFacts) -> dict[str, int]:

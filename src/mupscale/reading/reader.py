@@ -213,7 +213,7 @@ class _Reader:
             out_axis=max(out_axis, 0),
             width=self.width,
             depth=None if entry.stack is None else self.depths.get(entry.stack),
-            output=role in BRANCH_OUTPUTS or (role == "bias" and matrix_role(_biased(entry)) in BRANCH_OUTPUTS),
+            output=_ends_branch(entry, role),
             inner=config.heads * config.head_dim if config.heads and config.head_dim else None,
             active=(config.active_experts or 1) / config.experts if expert and config.experts else 1.0,
             forward_multiplier=self._forward_multiplier(entry, role),
@@ -226,11 +226,9 @@ class _Reader:
     def _forward_multiplier(self, entry: Entry, role: Role) -> float:
         if role == "embedding" and entry is self.tokens:
             return self.config.embedding_multiplier * _embedding_scale(entry.owner)
-        if role == "readout":
+        if role == "readout" or (role == "bias" and entry.owner is self.output):
             return self.config.readout_multiplier
-        if role in BRANCH_OUTPUTS:
-            return self.config.residual_multiplier
-        return 1.0
+        return self.config.residual_multiplier if _ends_branch(entry, role) else 1.0
 
     def _with_repetitions(self, facts: dict[str, ParameterFact]) -> dict[str, ParameterFact]:
         """Repetitions of keys and values: by the rows of their own attention, which the config must confirm."""
@@ -320,9 +318,12 @@ def _embedding_scale(owner: Any) -> float:
     return 1.0
 
 
-def _biased(entry: Entry) -> str:
-    """The path of the matrix that a bias belongs to: its owner's, or beside it under the same name (`w2_bias`)."""
-    return entry.inside if entry.leaf == "bias" else f"{entry.inside}.{entry.leaf.removesuffix('_bias')}"
+def _ends_branch(entry: Entry, role: Role) -> bool:
+    """Whether a residual branch ends in it: in a matrix, or in that matrix's bias, in its module or named `w2_bias`."""
+    if role != "bias":
+        return role in BRANCH_OUTPUTS
+    beside = entry.inside if entry.leaf == "bias" else f"{entry.inside}.{entry.leaf.removesuffix('_bias')}"
+    return matrix_role(beside) in BRANCH_OUTPUTS
 
 
 def _start(entry: Entry, role: Role) -> float | None:
