@@ -142,6 +142,25 @@ def test_a_norm_that_has_a_gain_for_each_head_is_still_a_norm(build):
     assert (gain.shape, gain.role, gain.start) == ((8, 32), "gain", 1.0)
 
 
+class TestVectorsThatDoNotGrow:
+    def test_gains_that_all_heads_share(self, build):
+        facts = read(build("qwen3", **SEPARATE["qwen3"])).parameters
+        assert facts["model.layers.0.self_attn.q_norm.weight"].fixed
+        assert not facts["model.layers.0.input_layernorm.weight"].fixed
+        assert not facts["model.norm.weight"].fixed
+
+    def test_gains_over_all_heads_and_biases_of_hidden_matrices_do(self, build):
+        assert not read(build("olmo2", **SEPARATE["olmo2"])).parameters["model.layers.0.self_attn.k_norm.weight"].fixed
+        gpt2 = read(build("gpt2", **FUSED["gpt2"])).parameters
+        assert not any(fact.fixed for fact in gpt2.values())
+
+    def test_biases_of_logits_and_scores(self, build):
+        assert read(build("phi", hidden_size=64, num_attention_heads=4)).parameters["lm_head.bias"].fixed
+        facts = read(build("gpt_oss", **SEPARATE["gpt_oss"])).parameters
+        assert facts["model.layers.0.mlp.router.bias"].fixed
+        assert not facts["model.layers.0.mlp.experts.down_proj_bias"].fixed
+
+
 class TestConstantsOfTheForwardPass:
     def test_gemma_scales_its_embedding_by_the_root_of_the_width(self, build):
         facts = by_role(read(build("gemma2", **SEPARATE["gemma2"])))

@@ -10,7 +10,7 @@ from torch import nn
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError, UnreadableModelError
 from mupscale.reading import ModelFacts, ParameterFact
-from mupscale.reading.structure import bare
+from mupscale.reading.structure import class_of
 
 Base = nn.Module | ModelFacts | Mapping[str, int] | Any
 """A model (also on the meta device), what was read of one, a Hugging Face config, or {"width": 512, "depth": 8}."""
@@ -27,7 +27,7 @@ def base_facts(model: nn.Module, facts: ModelFacts, base: Base, read: Callable[[
     if isinstance(base, Mapping):
         return at_dimensions(facts, base)
     if hasattr(base, "model_type") and hasattr(base, "to_dict"):
-        return read(_from_config(type(bare(model)), base))
+        return read(_from_config(class_of(model), base))
     raise OptionError(
         f"base={base!r} is not a base. Give the model that was tuned (also on the meta device), its Hugging Face "
         'config, or dimensions such as {"width": 512, "depth": 8}.'

@@ -13,7 +13,7 @@ from mupscale.planning.plan import Plan
 from mupscale.planning.values import Multipliers, PlannedParameter
 from mupscale.reading import ModelFacts, read
 from mupscale.reading.dataflow import Inputs
-from mupscale.reading.structure import bare, bare_name
+from mupscale.reading.structure import bare, bare_name, class_of
 from mupscale.theory import DECAYS, Decay, Optimizer, Rule, optimizer_named, rule_named
 
 
@@ -58,7 +58,7 @@ def plan(
     assignment = Assignment(facts, low, choices)
     parameters = assignment.parameters()
     return Plan(
-        model=type(bare(model)).__name__,
+        model=class_of(model).__name__,
         optimizer=optimizer.name,
         rule=rule,
         decay=choices.decay,

@@ -60,7 +60,7 @@ def dimensions(fact: ParameterFact) -> dict[str, int]:
     """The numbers for the symbols of a fact's unit.
 
     The embedding width n is the gradient's scale; a matrix's own fans are n_out and n_in. Units that have n alone
-    (embeddings, readouts, keys and values) mean their own fan by it.
+    (embeddings, readouts, keys and values) mean their own fan by it; a vector that does not grow has n = 1.
     """
     numbers = _own_dimensions(fact)
     return numbers | ({"L": fact.depth} if fact.depth is not None else {})
@@ -75,7 +75,7 @@ def _own_dimensions(fact: ParameterFact) -> dict[str, int]:
         case "key" | "value":
             return {"n": fact.fan_in, "r": fact.repetitions, "inner": fact.fan_out * fact.repetitions}
         case "gain" | "bias":
-            return {"n": fact.width}
+            return {"n": 1 if fact.fixed else fact.width}
         case "expert_in" | "expert_out":
             share = Fraction(fact.active).limit_denominator(1 << 16)
             return _fans(fact) | {"active": share.numerator, "experts": share.denominator}

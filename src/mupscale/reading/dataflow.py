@@ -38,7 +38,7 @@ def watch(model: nn.Module, branches: Mapping[str, Sequence[str]], inputs: Input
 
     `branches` says for each which modules it may come out of.
     """
-    with _evaluating(model):
+    with _plain(model):
         for arguments, keywords in _calls(model, inputs):
             seen = Watched()
             with _watching(dict(model.named_modules()), branches, seen):
@@ -51,12 +51,21 @@ def watch(model: nn.Module, branches: Mapping[str, Sequence[str]], inputs: Input
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Generator[None]:
+def _plain(model: nn.Module) -> Generator[None]:
+    """The model in evaluation mode and without hooks: FSDP's would gather weights, a plan's would hide what follows."""
     training = [module for module in model.modules() if module.training]
+    registered: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for module in model.modules():
+        inside: Any = module
+        for hooks in (inside._forward_hooks, inside._forward_pre_hooks):
+            registered.append((hooks, dict(hooks)))
+            hooks.clear()
     model.eval()
     try:
         yield
     finally:
+        for hooks, before in registered:
+            hooks.update(before)
         for module in training:
             module.training = True
 

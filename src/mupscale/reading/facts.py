@@ -67,6 +67,8 @@ class ParameterFact:
     """The share of tokens that reach it: active / all experts."""
     forward_multiplier: float = 1.0
     """A constant by which the model's own forward pass multiplies what comes out of it."""
+    fixed: bool = False
+    """A vector whose length stays the same at any width: a gain that all heads share, the bias of the logits."""
     offset: float = 0.0
     """A gain that acts as 1 + weight has offset 1."""
     start: float | None = None

@@ -3,6 +3,7 @@
 import fnmatch
 import functools
 import inspect
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -104,11 +105,15 @@ class _Reader:
 
     def facts(self) -> ModelFacts:
         self.tokens = self._token_embedding()
-        self.width = self.config.width or self.tokens.shape[1]
+        embedded, self.vocabulary = self._fans(self.tokens, "embedding")
+        self.width = self.config.width or embedded
         self.depths = self._depths()
         self.linears = [e for e in self.found if e.stack is None and e.kind == "linear" and e.leaf == "weight"]
         roles: dict[str, Role | None] = {entry.name: self._role(entry) for entry in self.found}
         self._refuse([entry for entry in self.found if roles[entry.name] is None])
+        self.matrices = {entry.path: roles[entry.name] for entry in self.found if len(entry.shape) > 1}
+        blocks = [entry for entry in self.found if entry.stack is not None]
+        self.fans = {size for entry in blocks if len(entry.shape) > 1 for size in entry.shape[-2:]}
         facts = {entry.name: self._fact(entry, roles[entry.name]) for entry in self.found}
         facts = self._with_repetitions(facts)
         self._check(facts)
@@ -163,7 +168,7 @@ class _Reader:
             return "position" if _POSITION.search(entry.name) and entry is not self.tokens else "embedding"
         if entry.kind == "linear" and entry.leaf == "weight":
             n_out = entry.shape[1] if entry.transposed else entry.shape[0]
-            if entry.owner is self.output or (n_out == self.tokens.shape[0] and entry is self.linears[-1]):
+            if entry.owner is self.output or (n_out == self.vocabulary and entry is self.linears[-1]):
                 return "readout"
         return outer_matrix_role(entry.inside) if entry.kind == "linear" else None
 
@@ -181,7 +186,7 @@ class _Reader:
     def _fans(self, entry: Entry, role: Role) -> tuple[int, int]:
         if len(entry.shape) == 1:
             return entry.shape[0], 1
-        if role in ("embedding", "position"):
+        if role in ("embedding", "position") and entry.kind != "linear":
             return entry.shape[1], entry.shape[0]
         n_out, n_in = entry.shape[-2:]
         return (n_in, n_out) if self._is_transposed(entry) else (n_out, n_in)
@@ -199,9 +204,8 @@ class _Reader:
     def _fact(self, entry: Entry, role: Role | None) -> ParameterFact:
         assert role is not None
         n_out, n_in = self._fans(entry, role)
-        out_axis = (
-            1 if role in ("embedding", "position") else len(entry.shape) - (1 if self._is_transposed(entry) else 2)
-        )
+        looked_up = role in ("embedding", "position") and entry.kind != "linear"
+        out_axis = 1 if looked_up else len(entry.shape) - (1 if self._is_transposed(entry) else 2)
         expert = role in ("expert_in", "expert_out")
         config = self.config
         return ParameterFact(
@@ -217,11 +221,19 @@ class _Reader:
             inner=config.heads * config.head_dim if config.heads and config.head_dim else None,
             active=(config.active_experts or 1) / config.experts if expert and config.experts else 1.0,
             forward_multiplier=self._forward_multiplier(entry, role),
+            fixed=role in ("gain", "bias") and self._is_fixed(entry),
             offset=_offset(type(entry.owner)) if role == "gain" else 0.0,
             start=_start(entry, role),
             tied=entry.tied,
             template=entry.template,
         )
+
+    def _is_fixed(self, entry: Entry) -> bool:
+        """Whether a vector keeps its length at any width: a gain that all heads share, a bias of logits or scores."""
+        size = math.prod(entry.shape)
+        if entry.kind != "norm":
+            return size == 1 or self.matrices.get(entry.path) in ("readout", "router")
+        return size != self.width and (size in (1, self.config.head_dim) or size not in self.fans)
 
     def _forward_multiplier(self, entry: Entry, role: Role) -> float:
         if role == "embedding" and entry is self.tokens:
@@ -291,7 +303,7 @@ class _Reader:
     def _check(self, facts: Mapping[str, ParameterFact]) -> None:
         if not self.tokens.tied and not any(fact.role == "readout" for fact in facts.values()):
             raise UnreadableModelError(
-                f"{self.model} has no readout: no matrix outside of the blocks has {self.tokens.shape[0]} outputs, and "
+                f"{self.model} has no readout: no matrix outside of the blocks has {self.vocabulary} outputs, and "
                 'the embedding is not tied. Name it: roles={"…": "readout"}.'
             )
 

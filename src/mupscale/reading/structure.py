@@ -54,6 +54,12 @@ def bare(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def class_of(model: nn.Module) -> type[nn.Module]:
+    """The class that the model was made of: FSDP2 puts one of its own in front."""
+    model = bare(model)
+    return next(kind for kind in type(model).__mro__ if not kind.__name__.startswith("FSDP"))
+
+
 def bare_name(name: str) -> str:
     """A parameter's name without what wrappers put into it.
 
