@@ -23,7 +23,8 @@ SETTINGS = {
     "hunyuan_v1_moe": {"head_dim": 128},
     "ministral": {"head_dim": 128},
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
-    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
 }
 
 RECURRENT = "state-space, recurrent or linear attention"

@@ -278,6 +278,24 @@ class TestVerification:
         with pytest.raises(PlanMismatchError, match="holds other, which is not in the plan"):
             plan.verify(stranger)
 
+    def test_goes_by_the_tensors_where_names_may_lie(self, llama):
+        """torch takes the names of a group from the state that is loaded, whatever the group holds."""
+        model, plan = planned((llama[0], llama[0]))
+        rates = [{"default": 0.01, role: 0.02} for role in ("key", "value")]
+        saved, loaded = (torch.optim.AdamW(plan.param_groups(model, lr=lr, weight_decay=0.1)) for lr in rates)
+        plan.verify(saved, model=model, lr=rates[0])
+        loaded.load_state_dict(saved.state_dict())
+        plan.verify(loaded, lr=rates[0])
+        with pytest.raises(PlanMismatchError, match=r"lr is .* for model\.layers\.\*\.self_attn\.v_proj\.weight"):
+            plan.verify(loaded, model=model, lr=rates[0])
+        stranger = torch.optim.AdamW([{"params": [nn.Parameter(torch.zeros(1))]}])
+        with pytest.raises(PlanMismatchError, match="a tensor that the model has not"):
+            plan.verify(stranger, model=model)
+
+    def test_holds_where_nothing_is_decayed(self, llama):
+        model, plan = planned(llama)
+        plan.verify(torch.optim.AdamW(plan.param_groups(model, lr=0.01)))
+
     def test_independent_decay(self, llama):
         model, plan = planned(llama, decay="independent")
         optimizer = torch.optim.AdamW(plan.param_groups(model, lr=0.01, weight_decay=0.1))

@@ -122,6 +122,11 @@ class TestTheBase:
             assert folded[end] == pytest.approx(0.2 / 0.5)
         assert folded["mlp.up_proj.weight"] == 1
 
+    def test_the_logit_scale_of_a_tied_readout_is_counted_once(self):
+        model, base = model_and_base("cohere (tied, logit scale)")
+        final = mu.plan(model, base=base).parameters["model.norm.weight"]
+        assert final.folded == (16 / 32) / (0.0625 / 0.25)
+
     def test_roles_for_layers_that_only_the_model_has(self):
         model, base = Fusable(depth=3, fused=False), Fusable(depth=2, fused=False)
         plan = mu.plan(model, base=base, roles={"blocks.2.mlp.fc1.weight": "mlp_in"})
@@ -239,6 +244,9 @@ class TestWarnings:
         plan = mu.plan(llama(64, 2, 8, 2), base=llama(32, 2, 4, 2))
         assert any("stays at 2" in w and "(2 → 4)" in w for w in plan.warnings)
         assert not any("stays at" in w for w in mu.plan(llama(64, 2, 8, 2), base=llama(32, 2, 4, 1)).warnings)
+
+    def test_another_r(self):
+        assert any("r differs (4 → 1)" in w for w in mu.plan(Fusable(32, 4, 4, fused=False), base={"r": 4}).warnings)
 
     def test_another_head_dim(self):
         plan = mu.plan(llama(64, 2, 8, 2), base=llama(32, 2, 8, 2))

@@ -48,7 +48,8 @@ class Plan:
         """Draw the weights and set gains and biases, and attach the plan's hooks if it has any.
 
         `std` is the base's standard deviation, or one by role: {"default": 0.02, "embedding": 1.0}. Each parameter is
-        drawn from (seed, its name), so that order, sharding and device do not matter.
+        drawn from (seed, its name), so that order, sharding and device do not matter. Buffers are left alone: after
+        `to_empty`, those that a model computes (rotary frequencies, say) must be made anew by the model.
         """
         drawn = [p for p in self.parameters.values() if p.drawn]
         groups.check_per_role("std", std, [p.role for p in drawn])
@@ -110,16 +111,19 @@ class Plan:
         self,
         optimizer: Optimizer,
         *,
+        model: nn.Module | None = None,
         lr: PerRole | None = None,
         weight_decay: PerRole | None = None,
         eps: PerRole | None = None,
     ) -> None:
         """Raise `PlanMismatchError` naming each group that has not the plan's values, after `load_state_dict`, say.
 
-        Without base values, the ratios between the groups are checked.
+        Without base values, the ratios between the groups are checked. Which parameters a group holds is what its
+        `param_names` say, and those come from the file that was loaded: give the model to go by its tensors instead.
         """
         base = {"lr": lr, "weight_decay": weight_decay, "eps": eps}
-        verification.verify(self.parameters, optimizer, base, self.decay)
+        names = None if model is None else {id(tensor): name for name, tensor in self._tensors(model).items()}
+        verification.verify(self.parameters, optimizer, base, self.decay, names)
 
     def clip_grad_norm_(self, model: nn.Module, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
         """As torch's, with the norm that the gradients have without folding: clipping then does not depend on it."""

@@ -100,6 +100,11 @@ def _warnings(
             f"{facts.width}, so r grows with it ({base_r} → {r}). Transfer across r is the least tested part of the "
             "rule: a base with the same r is safer."
         )
+    elif r != base_r:
+        found.append(
+            f"r differs ({base_r} → {r}): the rates of keys and values rest on a young rule. A base with the same r is "
+            "safer."
+        )
     if (
         facts.head_dim
         and base.head_dim

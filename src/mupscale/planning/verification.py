@@ -16,13 +16,18 @@ _TOLERANCE = 1e-6
 
 
 def verify(
-    parameters: Mapping[str, PlannedParameter], optimizer: Optimizer, base: Mapping[str, PerRole | None], decay: Decay
+    parameters: Mapping[str, PlannedParameter],
+    optimizer: Optimizer,
+    base: Mapping[str, PerRole | None],
+    decay: Decay,
+    names: Mapping[int, str] | None = None,
 ) -> None:
     """Raise if a group has other values than the plan gives it, or does not follow the schedule of the others.
 
-    The base values are those given, or else what the middle group implies.
+    The base values are those given, or else what the middle group implies. `names` are those of the model's tensors,
+    by identity.
     """
-    groups = [_Group.of(group, number, parameters) for number, group in enumerate(optimizer.param_groups)]
+    groups = [_Group.of(group, number, parameters, names) for number, group in enumerate(optimizer.param_groups)]
     problems: list[str] = []
     for field in ("lr", "weight_decay", "eps"):
         problems += _deviations(field, groups, base.get(field), decay)
@@ -38,9 +43,16 @@ class _Group:
     members: Sequence[PlannedParameter]
 
     @staticmethod
-    def of(options: Mapping[str, Any], number: int, parameters: Mapping[str, PlannedParameter]) -> "_Group":
+    def of(
+        options: Mapping[str, Any],
+        number: int,
+        parameters: Mapping[str, PlannedParameter],
+        tensors: Mapping[int, str] | None,
+    ) -> "_Group":
         name = f"group {number} ({options.get('name', 'without a name')})"
         names = options.get("param_names")
+        if tensors is not None:
+            names = [tensors.get(id(tensor), "a tensor that the model has not") for tensor in options["params"]]
         if names is None:
             raise PlanMismatchError(f"{name} does not say which parameters it holds. Make it with plan.param_groups.")
         unknown = [other for other in names if other not in parameters]

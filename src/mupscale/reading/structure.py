@@ -57,7 +57,8 @@ def bare(model: nn.Module) -> nn.Module:
 def class_of(model: nn.Module) -> type[nn.Module]:
     """The class that the model was made of: FSDP2 puts one of its own in front."""
     model = bare(model)
-    return next(kind for kind in type(model).__mro__ if not kind.__name__.startswith("FSDP"))
+    sharded = {kind for kind in type(model).__mro__ if any(base.__name__ == "FSDPModule" for base in kind.__mro__)}
+    return next(kind for kind in type(model).__mro__ if kind not in sharded)
 
 
 def bare_name(name: str) -> str:
