@@ -64,6 +64,13 @@ class TestTheBase:
         assert shared["key"].lr == 1.5 == shared["value"].lr
         assert shared["query"].lr == 1
 
+    def test_fewer_heads_of_the_same_size(self):
+        plan = mu.plan(llama(64, 2, 16, 4, head_dim=8), base={"inner": 64})
+        same = mu.plan(llama(64, 2, 16, 4, head_dim=8), base=llama(64, 2, 8, 2, head_dim=8))
+        assert plan.base == same.base
+        assert plan.parameters == same.parameters
+        assert by_role(plan)["attention_output"].lr == 1 / 2
+
     def test_dimensions_of_a_fused_matrix(self):
         plan = mu.plan(Fusable(64, 8, 2, fused=True), base={"width": 32, "r": 2})
         same = mu.plan(Fusable(64, 8, 2, fused=True), base=Fusable(32, 4, 2, fused=True))
