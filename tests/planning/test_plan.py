@@ -205,6 +205,27 @@ class TestTheRule:
         assert folded == attention | {"mlp.experts.down_proj", "mlp.experts.down_proj_bias"}
 
 
+class NormedEmbedding(Fusable):
+    """A tied model whose one norm outside of the blocks comes first, though it was made last."""
+
+    def __init__(self, *dimensions: int) -> None:
+        super().__init__(*dimensions, fused=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens):
+        x = self.final(self.tokens(tokens))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_a_norm_that_is_not_the_last_does_not_carry_the_readout():
+    model = NormedEmbedding(32, 4, 4)
+    plan = mu.plan(model, base=NormedEmbedding(16, 2, 2))
+    assert plan.parameters["final.weight"].folded == 1
+    assert [(hook.module, hook.where, hook.factor) for hook in plan.hooks] == [("head", "input", 0.5)]
+
+
 class TestRefusals:
     def test_depth_where_branches_could_not_be_seen(self):
         class Blind(Fusable):
