@@ -206,3 +206,13 @@ def test_a_module_of_ones_own_with_the_same_name_is_not_mistaken():
     model.lm_head.weight = nn.Parameter(torch.zeros(61, 32))
     with pytest.raises(mu.MupscaleError, match=r"lm_head is a Odd"):
         plan.attach_(model)
+
+
+def test_hooks_do_not_hide_from_the_next_plan_what_follows_what():
+    model, base = model_and_base("olmo2 (post-norm)")
+    plan = mu.plan(model, base=base, multipliers="hook")
+    plan.attach_(model)
+    again = mu.plan(model, base=base, multipliers="hook")
+    assert again == plan
+    assert {hook.module.split(".")[-1] for hook in again.hooks} >= {"post_attention_layernorm"}
+    plan.param_groups(model, lr=0.1)  # the hooks are still there
