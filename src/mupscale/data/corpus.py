@@ -1,0 +1,102 @@
+"""What a corpus is: tokens to train on, tokens held out, and a fingerprint that tells it from every other."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mupscale.errors import OptionError
+
+Tokens = npt.NDArray[np.unsignedinteger[Any]]
+Part = Literal["train", "validation"]
+
+
+@dataclass(frozen=True)
+class Document:
+    """Text with a name, on one side of the split."""
+
+    name: str
+    part: Part
+    content: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Tokens in two parts that share no document, or no stretch of one.
+
+    The arrays are read-only, and maps of the disk where the tokens lie there. Pickling would copy such a map into
+    memory: another process opens the corpus by its name instead, and compares fingerprints.
+    """
+
+    name: str
+    vocabulary: int
+    fingerprint: str
+    tokenizer: str
+    train: Tokens
+    validation: Tokens
+    folder: Path | None = None
+    """Where the tokens and, if it is not a file of the user's, the tokenizer.json lie; None for tokens in memory."""
+
+    def __post_init__(self) -> None:
+        if not len(self.train):
+            raise OptionError(f"{self.name}: the training part is empty. Name a corpus that holds text.")
+
+    def describe(self) -> dict[str, str | int]:
+        """What a record of a run says about its data."""
+        return {
+            "name": self.name,
+            "tokenizer": self.tokenizer,
+            "vocabulary": self.vocabulary,
+            "train_tokens": len(self.train),
+            "validation_tokens": len(self.validation),
+            "fingerprint": self.fingerprint,
+        }
+
+
+def fingerprint(*parts: str | bytes) -> str:
+    """SHA-256 over the parts, each with its length, so that moving a byte from one to the next is a change.
+
+    >>> fingerprint("ab", "c") == fingerprint("a", "bc")
+    False
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        digest.update(len(content).to_bytes(8, "big"))
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def fingerprint_of(documents: Iterable[Document], *about: str) -> str:
+    """The fingerprint of documents in their order: names, sides and contents."""
+    return fingerprint(*about, *(field for d in documents for field in (d.name, d.part, d.content)))
+
+
+def held_out(key: bytes, share: float) -> bool:
+    """Whether a hash of the key falls into the share that is held out: the same on every machine, in any order.
+
+    >>> [name for name in ("ast.py", "csv.py", "opcode.py", "re.py") if held_out(name.encode(), 0.05)]
+    ['opcode.py']
+    """
+    return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2**64
+
+
+def without_copies(documents: Iterable[Document]) -> list[Document]:
+    """The documents that are not empty, each content once: a copy on the other side of the split would be a leak."""
+    seen: set[bytes] = set()
+    kept: list[Document] = []
+    for document in documents:
+        digest = hashlib.sha256(document.content).digest()
+        if document.content and digest not in seen:
+            seen.add(digest)
+            kept.append(document)
+    return kept
+
+
+def byte_tokens(documents: Iterable[Document], part: Part) -> Tokens:
+    """The bytes of one side, one document after the other."""
+    return np.frombuffer(b"".join(d.content for d in documents if d.part == part), dtype=np.uint8)

@@ -1,0 +1,148 @@
+"""Files too large for memory: written whole or not at all, checked against their SHA-256, set aside if they changed."""
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from mupscale.errors import StorageError
+from mupscale.records import write_whole
+
+CHUNK_BYTES = 2**22
+# Up to this size a file is hashed whenever it is opened; a larger one if its size or time changed since it last was.
+ALWAYS_HASHED_BYTES = 2**26
+_STAMPS = "verified.json"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a file must be."""
+
+    bytes: int
+    sha256: str
+
+
+def default_cache() -> Path:
+    """`$MUPSCALE_CACHE`, else `mupscale` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
+    own = os.environ.get("MUPSCALE_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mupscale"
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes]) -> Stored:
+    """Like `records.write_whole`, for content that comes in pieces."""
+    digest, size = hashlib.sha256(), 0
+    with _storage(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for chunk in chunks:
+                    digest.update(chunk)
+                    size += file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        _sync_folder(path.parent)
+    return Stored(size, digest.hexdigest())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_chunks(paths: Iterable[Path]) -> Iterator[bytes]:
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+
+
+@contextmanager
+def _storage(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        text = error.strerror or str(error)
+        message = f"could not write {path}: {text}. Free some room or choose another cache; what was done is kept."
+        raise StorageError(message) from error
+
+
+@contextmanager
+def locked(folder: Path) -> Generator[None]:
+    """One process at a time prepares a folder; the system frees the lock when its holder dies, however it dies."""
+    with _storage(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        file = folder.with_name(f"{folder.name}.lock").open("ab")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def set_aside(path: Path, why: str, into: Path | None = None) -> None:
+    """Rename what cannot be used, and say so; nothing is deleted."""
+    names = (f"{path.name}.set-aside-{number}" for number in count(1))
+    kept = next(place for name in names if not (place := (into or path.parent) / name).exists())
+    with _storage(path):
+        path.rename(kept)
+    warnings.warn(f"{why}. {path} is kept as {kept} and prepared again.", UserWarning, stacklevel=2)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, None if the file holds none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def stored_files(values: object) -> dict[str, Stored] | None:
+    """The files that a manifest lists, None if it lists none that make sense."""
+    try:
+        files = {str(name): Stored(int(f["bytes"]), str(f["sha256"])) for name, f in dict(values or {}).items()}  # pyright: ignore[reportArgumentType, reportCallIssue]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return files if all(Path(name).name == name for name in files) else None
+
+
+def difference(folder: Path, files: Mapping[str, Stored]) -> str | None:
+    """What is wrong with the first file that is not as it must be, None if all are."""
+    stamps = read_object(folder / _STAMPS) or {}
+    fresh: dict[str, list[int]] = {}
+    for name, stored in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{path} is missing"
+        found = path.stat()
+        if found.st_size != stored.bytes:
+            return f"{path} has {found.st_size} bytes, not the {stored.bytes} that were written"
+        stamp = [found.st_size, found.st_mtime_ns]
+        if found.st_size > ALWAYS_HASHED_BYTES:
+            fresh[name] = stamp
+        if (name not in fresh or stamps.get(name) != stamp) and _sha256(path) != stored.sha256:
+            return f"{path} has changed since it was written (its SHA-256 is another)"
+    if fresh and fresh != stamps:
+        with suppress(StorageError):  # a disk that may only be read: the hash is computed again next time
+            write_whole(folder / _STAMPS, json.dumps(fresh).encode())
+    return None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
