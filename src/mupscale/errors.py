@@ -67,6 +67,14 @@ class MissingExtraError(MupscaleError, ImportError):
         super().__init__(f"{package} is not installed. Install it with: pip install 'mupscale[{extra}]'")
 
 
+class InterruptedRunError(MupscaleError):
+    """A run that was asked to stop, and can go on; the exit status is 128 + the signal's number."""
+
+    def __init__(self, signal: int, step: int, folder: str) -> None:
+        super().__init__(f"stopped after step {step}, which is saved in {folder}. Run the same command to go on.")
+        self.exit_status = 128 + signal
+
+
 class StorageError(MupscaleError, OSError):
     """A result that could not be written; what was there before is intact."""
 

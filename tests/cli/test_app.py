@@ -14,7 +14,7 @@ from mupscale.planning import Plan
 from mupscale.theory import FIELDS, RULES, derive
 from mupscale.theory.units import NAMED
 
-COMMANDS = [["derive"], ["table"], ["plan"], ["paper"], ["paper", "expected-norms"], ["demo"]]
+COMMANDS = [["derive"], ["table"], ["plan"], ["train"], ["models"], ["paper"], ["paper", "expected-norms"], ["demo"]]
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -155,6 +155,41 @@ class TestPlan:
         assert (plan.rule.kv_factor, plan.rule.depth) == ("hidden", "none")
 
 
+class TestTrain:
+    LINE = ("train", "--model.name", "cpu_32_r2", "--length.steps", "3", "--length.batch", "2", "--data.sequence=16",
+            "--record.eval-batches", "1")  # fmt: skip
+
+    def test_a_run_and_its_record(self, capsys, tmp_path):
+        status, out, _ = run(capsys, *self.LINE, "--output", str(tmp_path / "a"))
+        assert status == 0
+        assert "3 steps, 96 tokens: training loss" in out
+        status, out, _ = run(capsys, *self.LINE, "--output", str(tmp_path / "a"), "--json")
+        assert json.loads(out)["status"] == "finished"
+
+    def test_the_whole_config_can_be_seen_and_used(self, capsys, tmp_path):
+        _, out, _ = run(capsys, *self.LINE, "--rule", "mup", "--seed", "4", "--show-config")
+        (tmp_path / "run.toml").write_text(out)
+        status, again, _ = run(capsys, "train", str(tmp_path / "run.toml"), "--show-config")
+        assert status == 0
+        assert again == out
+        assert 'name = "mup"' in out
+        assert "seed = 4" in out
+
+    def test_a_run_that_diverges_is_a_result(self, capsys, tmp_path):
+        settings = ["--optimizer.lr", "1e8", "--length.steps", "30", "--output", str(tmp_path / "a")]
+        status, out, _ = run(capsys, *self.LINE, *settings)
+        assert status == 0
+        assert "diverged at step" in out
+
+    def test_models_have_the_papers_columns(self, capsys):
+        status, out, _ = run(capsys, "models")
+        assert status == 0
+        line = next(line.split() for line in out.splitlines() if line.startswith("kvr_12"))
+        assert " ".join(line[:15]) == "kvr_12 133.12 88.19 768 7 12 64 12 1 10 881900000 107654 33 3262 65"
+        _, out, _ = run(capsys, "models", "--json")
+        assert len(json.loads(out)) > 30
+
+
 MISTAKES = {
     "derive kvv": "Did you mean 'kv'",
     "derive kv --optimizer adamm": "Did you mean 'adam",
@@ -195,6 +230,18 @@ MISTAKES = {
     "plan llama-3-8b --base width=512 --ignore scale": "scale",
     "plan llama-3-8b --base width=512 --explain model.norm": "Did you mean 'model.norm.weight'",
     "plan hf:mamba --base width=512": "not understood",
+    "plan gpt:kvr_5 --base width=64": "Did you mean 'kvr_",
+    "train": "width, depth, n_heads not given",
+    "train nowhere.toml": "nowhere.toml: No such file",
+    "train --model.name cpu_64_r2": "give steps, or tokens_per_parameter",
+    "train --model.name cpu_64_r2 --length.steps 2": "length.batch is not given",
+    "train --modle.name cpu_64_r2": "Did you mean 'model'",
+    "train --model.nam cpu_64_r2": "Did you mean 'name'",
+    "train --set lr=3": "Write table.setting=value",
+    "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --optimizer.lr -1": "optimizer.lr = -1.0",
+    "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --shard dpp": "Did you mean 'ddp'",
+    "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --shard ddp": "torchrun",
+    "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --rule mupp": "Did you mean 'mup'",
     "tabel": "tabel",
     "paper expected-norm": "expected-norm",
     "paper expected-norms --width 100": "r=3 does not divide heads × head_dim = 100",

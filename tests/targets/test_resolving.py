@@ -319,3 +319,23 @@ def test_every_error_has_the_root_of_the_tree():
     for name in ("hf:lama", "hf:x/y", "nowhere:f", "what"):
         with pytest.raises(MupscaleError):
             resolve(name)
+
+
+class TestTheReferenceModel:
+    def test_is_named_by_its_configuration(self):
+        target = resolve("gpt:kvr_4,depth=2")
+        facts = read(target.model)
+        assert (facts.width, facts.depth, facts.repetitions) == (768, 2, 3)
+        assert next(target.model.parameters()).is_meta
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("gpt:kvr_5", "Did you mean 'kvr_"),
+            ("gpt:kvr_4,widht=3", "Did you mean 'width'"),
+            ("gpt:kvr_4,n_kv_heads=5", "divisor"),
+        ],
+    )
+    def test_a_mistake_is_named(self, name, message):
+        with pytest.raises(MupscaleError, match=message):
+            resolve(name)

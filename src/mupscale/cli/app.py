@@ -5,13 +5,14 @@ Nothing heavy is imported here, so that `mupscale --help` answers at once.
 """
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 
 import cyclopts
 
 import mupscale
-from mupscale.cli import demo, paper, plan, theory
+from mupscale.cli import demo, paper, plan, theory, training
 from mupscale.errors import MupscaleError
 
 app = cyclopts.App(
@@ -27,6 +28,8 @@ app = cyclopts.App(
 app.command(theory.derive)
 app.command(theory.table)
 app.command(plan.plan)
+app.command(training.train)
+app.command(training.models)
 app.command(paper.app)
 app.command(demo.demo)
 
@@ -34,7 +37,7 @@ app.command(demo.demo)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     try:
-        status = app(arguments, exit_on_error=False, print_error=False)
+        status = app(_dotted(sys.argv[1:] if arguments is None else arguments), exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except MupscaleError as error:
         return _complain(str(error), error.exit_status)
@@ -47,6 +50,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
     return status if isinstance(status, int) else 0
+
+
+def _dotted(arguments: Sequence[str]) -> list[str]:
+    """--table.setting VALUE as --set table.setting=VALUE, which is what the commands take.
+
+    >>> _dotted(["train", "gqa.toml", "--model.n-kv-heads", "2", "--optimizer.lr=0.01", "--json"])
+    ['train', 'gqa.toml', '--set', 'model.n-kv-heads=2', '--set', 'optimizer.lr=0.01', '--json']
+    """
+    result: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if not re.fullmatch(r"--[a-z]+\.[a-zA-Z_-]+(=.*)?", word, flags=re.DOTALL):
+            result.append(word)
+            continue
+        setting = word if "=" in word else f"{word}={next(words, '')}"
+        result += ["--set", setting.removeprefix("--")]
+    return result
 
 
 def _complain(message: str, status: int, hint: str = "") -> int:

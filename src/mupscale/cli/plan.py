@@ -64,8 +64,8 @@ def plan(
     Parameters
     ----------
     target
-        llama-3-8b, llama-3-70b, llama-3-405b, qwen3-32b, mistral-7b, command-r-plus; hf:TYPE with settings; a local
-        config.json; or module:function that returns a model or a config.
+        llama-3-8b, llama-3-70b, llama-3-405b, qwen3-32b, mistral-7b, command-r-plus; gpt:NAME (see mupscale models);
+        hf:TYPE with settings; a local config.json; or module:function that returns a model or a config.
     base
         The proxy that was tuned: dimensions such as width=512,depth=8 (the thin copy that keeps head_dim, r and the
         ratio of the feed-forward part; also r, inner and d_ff), or anything that a target may be.

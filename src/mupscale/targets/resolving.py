@@ -1,20 +1,23 @@
 """`resolve`: from what a user names to a model on the meta device."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from os.path import exists
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from mupscale.errors import OptionError, UnknownNameError
+from mupscale.models import GPT, configuration
 from mupscale.targets import functions
 from mupscale.targets.huggingface import build, causal_types, config_of_file, config_of_type, is_config
 from mupscale.targets.settings import split_settings
 from mupscale.targets.shapes import SHAPES, nearest_shape, shape_name
 
-FORMS = ("hf:TYPE", "hf:PATH/config.json", "module:function")
+FORMS = ("gpt:NAME", "hf:TYPE", "hf:PATH/config.json", "module:function")
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,9 @@ class Target:
 def resolve(name: str) -> Target:
     """The model that a name stands for; settings may follow each form, as `hf:llama,hidden_size=1024`.
 
-    A well-known shape (`llama-3-8b`), a type of transformers (`hf:qwen3`), a local config (`hf:PATH`, or any path to
-    a .json), or a function of one's own that returns a model or a config (`package.module:function`). Nothing is
-    downloaded, and no code that comes with weights is run.
+    A well-known shape (`llama-3-8b`), the reference GPT (`gpt:kvr_4`), a type of transformers (`hf:qwen3`), a local
+    config (`hf:PATH`, or any path to a .json), or a function of one's own that returns a model or a config
+    (`package.module:function`). Nothing is downloaded, and no code that comes with weights is run.
 
     >>> target = resolve("hf:gpt2,n_layer=2")
     >>> target.config.n_layer, target.model.device.type
@@ -44,6 +47,8 @@ def resolve(name: str) -> Target:
     if name.endswith(".json") and exists(name):
         return _of_config(name, _local(name, name))
     head, settings = split_settings(name)
+    if head.startswith("gpt:"):
+        return _reference(name, head.removeprefix("gpt:"), settings)
     shape = shape_name(head)
     if shape:
         wanted = {**SHAPES[shape].settings, **settings}
@@ -53,6 +58,18 @@ def resolve(name: str) -> Target:
     if functions.PATTERN.fullmatch(head):
         return _returned(name, functions.call(head, settings))
     raise UnknownNameError("target", head, [*SHAPES, *FORMS])
+
+
+def _reference(name: str, configured: str, settings: Mapping[str, Any]) -> Target:
+    """The reference GPT in one of its named configurations, with settings put over it."""
+    shape = configuration(configured).model
+    known = [field.name for field in dataclasses.fields(shape)]
+    for key in settings:
+        if key not in known:
+            raise UnknownNameError(f"setting of {name}", key, known)
+    with torch.device("meta"):
+        model = GPT(dataclasses.replace(shape, **settings))
+    return Target(name, model)
 
 
 def _hugging_face(name: str) -> Any:

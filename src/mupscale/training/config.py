@@ -1,0 +1,308 @@
+"""What a run is: a small tree of frozen values, from TOML and flags, checked once."""
+
+import dataclasses
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+
+from mupscale.errors import DimensionError, OptionError, UnknownNameError
+from mupscale.models import BatchRule, GPTConfig, configuration
+from mupscale.theory import DECAYS, Rule, optimizer_named, rule_named
+from mupscale.training import toml
+
+Precision = Literal["float32", "bf16"]
+Shard = Literal["none", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    corpus: str = "python-stdlib"
+    tokenizer: str | None = None
+    sequence: int = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizing:
+    """Base values: what the base was tuned to."""
+
+    name: str = "adamw"
+    lr: float = 2**-7
+    weight_decay: float = 0.1
+    eps: float | None = None
+    betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = 0.9
+    std: float = 0.02
+    decay: str | None = None
+    "lr_coupled, independent or l2; what the optimizer does, unless said."
+    adamw_lr: float | None = None
+    "Beside Muon, the rate of what AdamW trains; `lr` unless said."
+    clip: float | None = None
+    "Of the gradients' norm, as the base would have it; off unless given."
+    multipliers: Literal["fold", "hook"] = "fold"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length:
+    """How long, and in which batches: numbers, or the rules that give them."""
+
+    steps: int | None = None
+    tokens_per_parameter: float | None = None
+    "Tokens for each non-embedding parameter, where `steps` is not given."
+    batch: int | None = None
+    "Sequences in a step, over all ranks; by the batch rule unless given."
+    batch_rule: BatchRule = "table"
+    warmup: int | None = None
+    "Steps; by the rule (2 %, at most 375 million tokens) unless given."
+    floor: float = 0.0
+    "Of the rate, at the end of the cosine."
+    accumulate: int = 1
+    "Slices of a batch, one after the other."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    device: str = "auto"
+    precision: Precision = "float32"
+    compile: bool = False
+    shard: Shard = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    log_every: int = 1
+    "Steps between lines of metrics."
+    eval_every: int | None = None
+    "Steps between evaluations; at the end only, unless given."
+    eval_batches: int = 16
+    checkpoint_every: int = 100
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run. `base` holds the dimensions in which the tuned base differs from the model."""
+
+    model: GPTConfig
+    base: Mapping[str, int] = field(default_factory=dict[str, int])
+    rule: Rule = field(default_factory=lambda: rule_named("gqa-mup"))
+    seed: int = 0
+    data: Data = Data()
+    optimizer: Optimizing = Optimizing()
+    length: Length = Length()
+    machine: Machine = Machine()
+    record: Recording = Recording()
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def base_model(self) -> GPTConfig:
+        """The shape that was tuned: the model's with `base` put in. Heads follow a new width at the same size and r."""
+        changes: dict[str, Any] = dict(self.base)
+        if "width" in changes and "n_heads" not in changes:
+            share = changes.get("r", self.model.repetitions)
+            heads = max(1, round(changes["width"] / self.model.head_size / share)) * share
+            changes |= {"n_heads": heads, "head_dim": self.model.head_size}
+            changes.setdefault("n_kv_heads", heads // share)
+        if "r" in changes:
+            changes["n_kv_heads"] = changes.get("n_heads", self.model.n_heads) // changes.pop("r")
+        if self.model.d_ff is not None and "width" in changes:
+            changes.setdefault("d_ff", self.model.d_ff * changes["width"] // self.model.width)
+        return dataclasses.replace(self.model, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return _without_none(dataclasses.asdict(self))
+
+    def to_toml(self) -> str:
+        return toml.dumps(self.to_dict())
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> "RunConfig":
+        """From the tables of a TOML file. `model` may name a configuration and change some of it."""
+        given = dict(values)
+        _known("setting", given, [f.name for f in dataclasses.fields(RunConfig)])
+        return RunConfig(
+            model=_model(given.pop("model", {})),
+            rule=_rule(given.pop("rule", "gqa-mup")),
+            base=_base(given.pop("base", {})),
+            seed=_typed("seed", given.pop("seed", 0), int),
+            **{name: _section(name, SECTIONS[name], given[name]) for name in given},
+        )
+
+    @staticmethod
+    def load(path: Path | None, overrides: Mapping[str, Any]) -> "RunConfig":
+        """From a file with dotted overrides put over it: {"model.n_kv_heads": 2}."""
+        values = {} if path is None else read_toml(path)
+        for dotted, value in overrides.items():
+            table, _, key = dotted.rpartition(".")
+            place = values.setdefault(table, {}) if table else values
+            if not isinstance(place, dict):
+                raise OptionError(f"--{dotted}: {table} is {place!r} in {path}, and not a table of settings.")
+            cast(dict[str, Any], place)[key] = value
+        return RunConfig.from_dict(values)
+
+
+RUNNABLE = ("adamw", "adam", "sgd", "momentum", "lion", "muon", "muon-match-rms", "muon-spectral")
+
+SECTIONS: dict[str, type[Any]] = {
+    "data": Data,
+    "optimizer": Optimizing,
+    "length": Length,
+    "machine": Machine,
+    "record": Recording,
+}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{path}: {error.strerror or error}. Name a TOML file that holds the config.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is not TOML: {error}.") from error
+
+
+def _model(values: Any) -> GPTConfig:
+    if isinstance(values, str):
+        values = {"name": values}
+    table = _table("model", values)
+    named = table.pop("name", None)
+    fields = [f.name for f in dataclasses.fields(GPTConfig)]
+    _known("setting in model", table, ["name", *fields])
+    hints = get_type_hints(GPTConfig)
+    checked = {key: _typed(f"model.{key}", value, hints[key]) for key, value in table.items()}
+    if named is not None:
+        return dataclasses.replace(configuration(str(named)).model, **checked)
+    missing = [name for name in ("width", "depth", "n_heads") if name not in checked]
+    if missing:
+        raise OptionError(
+            f'model: {", ".join(missing)} not given. Set them, or name a configuration: model.name = "cpu_64_r2" '
+            "(mupscale models lists them)."
+        )
+    return GPTConfig(**checked)
+
+
+def _rule(value: Any) -> Rule:
+    if isinstance(value, str):
+        return rule_named(value)
+    table = _table("rule", value)
+    _known("setting in rule", table, [f.name for f in dataclasses.fields(Rule)])
+    fields: dict[str, Any] = {"name": "own"} | {key: str(v) for key, v in table.items()}
+    return Rule(**fields)
+
+
+def _base(value: Any) -> dict[str, int]:
+    table = _table("base", value)
+    _known("setting in base", table, ["width", "depth", "n_heads", "n_kv_heads", "head_dim", "d_ff", "r"])
+    return {key: _typed(f"base.{key}", number, int) for key, number in table.items()}
+
+
+def _section(name: str, kind: type[Any], value: Any) -> Any:
+    table = _table(name, value)
+    _known(f"setting in {name}", table, [f.name for f in dataclasses.fields(kind)])
+    hints = get_type_hints(kind)
+    return kind(**{key: _typed(f"{name}.{key}", item, hints[key]) for key, item in table.items()})
+
+
+def _table(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} = {value!r} is not a table. Write [{name}] and its settings below.")
+    return dict(cast(Mapping[str, Any], value))
+
+
+def _known(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise UnknownNameError(kind, key, known)
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """The value as its type has it: whole numbers also serve as numbers, lists as pairs."""
+    kinds = get_args(hint) if get_origin(hint) is not None and type(None) in get_args(hint) else (hint,)
+    for kind in kinds:
+        if kind is type(None) and value is None:
+            return None
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                raise UnknownNameError(name, value, [str(choice) for choice in get_args(kind)])
+            return value
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if get_origin(kind) is tuple and isinstance(value, list | tuple):
+            return tuple(float(item) for item in cast(list[float], value))
+        if isinstance(kind, type) and type(value) is kind:
+            return value
+    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
+    raise OptionError(f"{name} = {value!r} is of type {type(value).__name__}; expected {wanted}.")
+
+
+def _check(config: RunConfig) -> None:
+    """What the types cannot say, before anything is allocated."""
+    numbers = dataclasses.asdict(config.optimizer)
+    for name in ("lr", "weight_decay", "eps", "std", "clip", "adamw_lr"):
+        value = numbers[name]
+        least = "above" if name in ("eps", "std", "clip") else "at least"
+        if value is not None and (not math.isfinite(value) or value < 0 or (value == 0 and least == "above")):
+            raise OptionError(f"optimizer.{name} = {value} must be a finite number {least} 0.")
+    if optimizer_named(config.optimizer.name).name not in RUNNABLE:
+        raise UnknownNameError("optimizer for a run", config.optimizer.name, RUNNABLE)
+    if config.optimizer.decay is not None and config.optimizer.decay not in DECAYS:
+        raise UnknownNameError("optimizer.decay", config.optimizer.decay, DECAYS)
+    length, record = config.length, config.record
+    counts = {"data.sequence": config.data.sequence, "length.steps": length.steps, "length.batch": length.batch,
+              "length.accumulate": length.accumulate, "record.log_every": record.log_every,
+              "record.eval_every": record.eval_every, "record.eval_batches": record.eval_batches,
+              "record.checkpoint_every": record.checkpoint_every}  # fmt: skip
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise DimensionError(f"{name} = {value} must be at least 1.")
+    if length.warmup is not None and length.warmup < 0:
+        raise DimensionError(f"length.warmup = {length.warmup} must be at least 0.")
+    if not 0 <= length.floor <= 1:
+        raise OptionError(f"length.floor = {length.floor} is a share of the rate: from 0 to 1.")
+    if length.steps is None and length.tokens_per_parameter is None:
+        raise OptionError("length: give steps, or tokens_per_parameter.")
+    if config.seed < 0:
+        raise OptionError(f"seed = {config.seed} must be at least 0.")
+    if config.data.sequence > config.model.context and config.model.positions == "learned":
+        raise DimensionError(
+            f"data.sequence = {config.data.sequence} is longer than model.context = {config.model.context}."
+        )
+    config.base_model()
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _plain(value) for key, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _without_none(cast(Mapping[str, Any], value))
+    return list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else value
+
+
+def differences(mine: RunConfig, other: RunConfig) -> list[str]:
+    """Settings that make it another run, as `a.b: mine → other`."""
+    left, right = _flat(mine.to_dict()), _flat(other.to_dict())
+    return [
+        f"{key}: {left.get(key)} → {right.get(key)}"
+        for key in left | right
+        if left.get(key) != right.get(key) and key not in _OF_THE_PLACE
+    ]
+
+
+_OF_THE_PLACE = ("machine.device", "machine.shard", "machine.compile", "record.tensorboard")
+"""Where and how a run is carried out, which may change while it stops."""
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(cast(Mapping[str, Any], value), f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = json.dumps(value)
+    return flat

@@ -1,0 +1,74 @@
+"""Metrics as JSON lines that only grow: repaired before anything is appended, cut back to a checkpoint on resume."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mupscale.errors import MissingExtraError, StorageError
+from mupscale.records import write_whole
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The rows, and whether a torn last line was left out."""
+    if not path.exists():
+        return [], False
+    *whole, tail = path.read_bytes().split(b"\n")
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise StorageError(f"{path}, line {number} is not JSON: {error}. Restore the file from a copy.") from error
+    return rows, bool(tail)
+
+
+class Metrics:
+    """An open metrics file that holds nothing beyond `step`."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        rows, torn = read_lines(path)
+        kept = [row for row in rows if row["step"] <= step]
+        if torn or len(kept) != len(rows) or not path.exists():
+            write_whole(path, "".join(_line(row) for row in kept).encode())
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(_line(row))
+            self._file.flush()
+        except OSError as error:
+            raise StorageError(f"could not write {self.path}: {error.strerror or error}. Free some room.") from error
+
+    def sync(self) -> None:
+        """On disk before a checkpoint says that it is."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"
+
+
+class Board:
+    """The same numbers for TensorBoard, which is imported only here."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingExtraError("tensorboard", "tensorboard") from error
+        self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        for name, value in row.items():
+            if isinstance(value, float):
+                self._writer.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        self._writer.close()

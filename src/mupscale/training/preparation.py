@@ -1,0 +1,120 @@
+"""From a config to what is trained: the plan, the optimizers, the number of steps."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from mupscale.data import Corpus
+from mupscale.errors import DimensionError
+from mupscale.models import GPT, SEQUENCE_TOKENS, GPTConfig, batch_sequences, parameter_counts, warmup_iterations
+from mupscale.optim import Lion, Muon
+from mupscale.planning import Plan, plan
+from mupscale.training.config import Optimizing, RunConfig
+from mupscale.training.processes import like, whole
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What a config's rules come to."""
+
+    steps: int
+    batch: int
+    warmup: int
+    tokens: int
+
+
+def lengths(config: RunConfig) -> Lengths:
+    """Steps, batch and warmup in numbers."""
+    sequence, asked = config.data.sequence, config.length
+    parameters = parameter_counts(config.model).non_embedding
+    tokens = None if asked.tokens_per_parameter is None else round(asked.tokens_per_parameter * parameters)
+    batch = asked.batch
+    if batch is None:
+        if tokens is None:
+            raise DimensionError("length.batch is not given, and its rule needs length.tokens_per_parameter.")
+        batch = max(1, batch_sequences(tokens, asked.batch_rule) * SEQUENCE_TOKENS // sequence)
+    steps = asked.steps if asked.steps is not None else max(1, round((tokens or 0) / (batch * sequence)))
+    warmup = asked.warmup if asked.warmup is not None else warmup_iterations(steps, batch, sequence)
+    return Lengths(steps, batch, warmup, steps * batch * sequence)
+
+
+def on_meta(config: GPTConfig) -> GPT:
+    with torch.device("meta"):
+        return GPT(config)
+
+
+def plan_for(config: RunConfig) -> Plan:
+    """What each parameter gets, relative to the config's base."""
+    chosen = config.optimizer
+    return plan(
+        on_meta(config.model),
+        base=on_meta(config.base_model()),
+        optimizer=chosen.name,
+        rule=config.rule,
+        decay=chosen.decay,  # pyright: ignore[reportArgumentType]
+        multipliers=chosen.multipliers,
+    )
+
+
+def check_vocabulary(config: RunConfig, corpus: Corpus) -> None:
+    if corpus.vocabulary > config.model.vocabulary:
+        raise DimensionError(
+            f"{corpus.name} has a vocabulary of {corpus.vocabulary}, and the model one of {config.model.vocabulary}. "
+            f"Set model.vocabulary to at least {corpus.vocabulary}."
+        )
+
+
+def optimizers(made: Plan, model: nn.Module, chosen: Optimizing) -> list[Optimizer]:
+    """One optimizer, or Muon and the AdamW beside it."""
+    values: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
+    if made.optimizer.startswith("muon"):
+        beside: dict[str, Any] = dict(values, eps=chosen.eps)
+        beside["lr"] = chosen.lr if chosen.adamw_lr is None else chosen.adamw_lr
+        hidden = made.param_groups(model, **values, optimizer=made.optimizer, split_rows=True)
+        others = made.param_groups(model, **beside, betas=chosen.betas, optimizer="adamw")
+        return [Muon(hidden, momentum=chosen.momentum), torch.optim.AdamW(others)]
+    groups = made.param_groups(model, **values, eps=chosen.eps, betas=_betas(chosen))
+    kinds: dict[str, Callable[..., Optimizer]] = {
+        "adamw": torch.optim.AdamW,
+        "adam": torch.optim.Adam,
+        "sgd": torch.optim.SGD,
+        "momentum": partial(torch.optim.SGD, momentum=chosen.momentum),
+        "lion": Lion,
+    }
+    return [kinds[made.optimizer](groups)]
+
+
+def _betas(chosen: Optimizing) -> tuple[float, float] | None:
+    return chosen.betas if chosen.name.lower() in ("adamw", "adam", "lion") else None
+
+
+def optimizer_state(steppers: list[Optimizer]) -> dict[str, Tensor]:
+    """Every tensor of the optimizers, whole, by the name of its parameter."""
+    found: dict[str, Tensor] = {}
+    for optimizer in steppers:
+        for group in optimizer.param_groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                state: Mapping[str, Any] = optimizer.state.get(parameter, {})
+                found |= {f"optimizer/{name}/{key}": whole(value) for key, value in state.items()}
+    return found
+
+
+def load_optimizer_state_(steppers: list[Optimizer], saved: Mapping[str, Tensor]) -> None:
+    """The same back, on any number of ranks."""
+    by_parameter: dict[str, dict[str, Tensor]] = {}
+    for key, value in saved.items():
+        kind, _, rest = key.partition("/")
+        if kind == "optimizer":
+            name, _, field = rest.rpartition("/")
+            by_parameter.setdefault(name, {})[field] = value
+    for optimizer in steppers:
+        for group in optimizer.param_groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                fields = by_parameter.get(name, {})
+                if fields:
+                    optimizer.state[parameter] = {key: like(parameter, value) for key, value in fields.items()}

@@ -1,0 +1,114 @@
+"""One process or many: which rank this is, how a model is shared, and how its tensors come together again."""
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.parallel import DistributedDataParallel
+
+from mupscale.errors import OptionError
+from mupscale.models import GPT
+from mupscale.training.config import Machine
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which of the processes that torchrun started this is."""
+
+    rank: int
+    ranks: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def mean(self, value: Tensor) -> Tensor:
+        if self.ranks > 1:
+            dist.all_reduce(value, op=dist.ReduceOp.SUM)
+            value /= self.ranks
+        return value
+
+    def wait(self) -> None:
+        if self.ranks > 1:
+            dist.barrier()
+
+
+@contextmanager
+def joined(machine: Machine) -> Generator[Processes]:
+    """Join the process group that torchrun's environment describes; alone where there is none."""
+    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    device = _device(machine.device)
+    if ranks > 1 and machine.shard == "none":
+        raise OptionError(f"{ranks} processes and machine.shard = none: choose ddp or fsdp (--shard ddp).")
+    if machine.shard == "none":
+        yield Processes(0, 1, device)
+        return
+    if "WORLD_SIZE" not in os.environ:
+        raise OptionError(f"machine.shard = {machine.shard} needs processes: start with torchrun -m mupscale train ….")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Processes(rank, ranks, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    return device
+
+
+def shared(model: GPT, machine: Machine, processes: Processes) -> nn.Module:
+    """The model as these processes hold it, with weights yet to be drawn."""
+    if machine.shard == "fsdp":
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    model.to_empty(device=processes.device)
+    if machine.shard == "ddp":
+        # Every rank draws the same weights, so there is nothing to broadcast but what DDP does anyway.
+        return DistributedDataParallel(model)
+    return model
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor on the CPU, gathered from all ranks if it is sharded. Every rank must ask."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().cpu().contiguous()
+
+
+@torch.no_grad()
+def fill_(tensor: Tensor, value: Tensor) -> None:
+    """Set a tensor, or this rank's share of it, to what a whole one holds."""
+    (tensor.to_local() if isinstance(tensor, DTensor) else tensor).copy_(_share(tensor, value))
+
+
+def like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A tensor of an optimizer's state, placed as its parameter is."""
+    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+        return value.to(parameter.device) if value.ndim else value
+    local = _share(parameter, value).to(parameter.device).clone()
+    return DTensor.from_local(
+        local, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
+        stride=parameter.stride(),
+    )  # fmt: skip
+
+
+def _share(tensor: Tensor, value: Tensor) -> Tensor:
+    """The share of a whole value that is this rank's. Nothing is sent: every rank has the whole."""
+    if not isinstance(tensor, DTensor):
+        return value
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return value[tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))]

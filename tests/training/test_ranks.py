@@ -1,0 +1,65 @@
+"""Two ranks give the losses of one process, also when a run goes on with another number of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mupscale.training.metrics import read_lines
+
+SETTINGS = [
+    "--model.name", "cpu_32_r2", "--model.depth", "2", "--base.width", "16", "--data.sequence", "16",
+    "--length.steps", "12", "--length.batch", "8", "--optimizer.lr", "0.02", "--optimizer.std", "0.1",
+    "--optimizer.clip", "0.5", "--record.checkpoint_every", "6", "--record.eval_batches", "2",
+]  # fmt: skip
+
+
+def train(folder: Path, ranks: int, shard: str = "none", *settings: str) -> subprocess.CompletedProcess[str]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    command = [sys.executable, *torchrun, "-m", "mupscale", "train", *SETTINGS, "--output", str(folder)]
+    return subprocess.run(
+        [*command, "--shard", shard, *settings],
+        capture_output=True, text=True, check=False, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def losses(folder: Path) -> list[float]:
+    rows, _ = read_lines(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 13))
+    return [row["loss"] for row in rows] + [rows[-1]["validation_loss"]]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> list[float]:
+    folder = tmp_path_factory.mktemp("alone")
+    result = train(folder, 1)
+    assert result.returncode == 0, result.stderr
+    return losses(folder)
+
+
+@pytest.mark.parametrize("shard", ["ddp", "fsdp"])
+def test_two_ranks_follow_one(alone, tmp_path, shard):
+    result = train(tmp_path, 2, shard)
+    assert result.returncode == 0, result.stderr
+    assert losses(tmp_path) == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize(("before", "after"), [("fsdp", "none"), ("none", "fsdp"), ("fsdp", "ddp")])
+def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, before, after):
+    """Cut back to its checkpoint at step 6, as a kill would leave it."""
+    assert train(tmp_path, 1 if before == "none" else 2, before).returncode == 0
+    (tmp_path / "record.json").unlink()
+    for path in (tmp_path / "checkpoint").glob("step-000000012.*"):
+        path.unlink()
+    result = train(tmp_path, 1 if after == "none" else 2, after)
+    assert result.returncode == 0, result.stderr
+    assert "going on after step 6" in result.stderr
+    assert losses(tmp_path) == pytest.approx(alone, abs=1e-5)
+
+
+def test_ranks_without_a_way_to_share_are_refused(tmp_path):
+    result = train(tmp_path, 2, "none")
+    assert result.returncode != 0
+    assert "2 processes and machine.shard = none" in result.stderr
