@@ -91,7 +91,12 @@ class TestARun:
         losses = [run(config(base={"width": width}), tmp_path / str(width)).train_loss for width in (16, 32)]
         assert losses[0] != losses[1]
 
-    def test_bf16_and_compile(self, tmp_path):
+    def test_compiled(self, tmp_path):
+        plain = run(config(), tmp_path / "plain").train_loss
+        compiled = run(config(machine={"compile": True}), tmp_path / "compiled").train_loss
+        assert compiled == pytest.approx(plain, abs=1e-4)
+
+    def test_in_bf16(self, tmp_path):
         plain = run(config(), tmp_path / "plain").train_loss
         narrow = run(config(machine={"precision": "bf16"}), tmp_path / "narrow").train_loss
         assert narrow == pytest.approx(plain, abs=0.05)

@@ -63,7 +63,19 @@ def train(
         print(chosen.to_toml(), end="")
         return 0
     with bar("steps", lengths(chosen).steps) as show:
-        record = run(chosen, output, report=lambda p: show(p.step, f"loss {p.loss:.3f}"), remark=_remark)
+        prepared: list[int] = []
+
+        def preparing(documents: int) -> None:
+            prepared.append(documents)
+            show(0, f"preparing the corpus: {sum(prepared):,} documents")
+
+        record = run(
+            chosen,
+            output,
+            report=lambda p: show(p.step, f"loss {p.loss:.3f}, {p.tokens_per_second:,.0f} tokens/s"),
+            remark=_remark,
+            preparing=preparing,
+        )
     if os.environ.get("RANK", "0") != "0":
         return 0
     if as_json:

@@ -68,18 +68,25 @@ class RunRecord:
 
 
 def run(
-    config: RunConfig, folder: Path, *, report: Report | None = None, remark: Callable[[str], None] | None = None
+    config: RunConfig,
+    folder: Path,
+    *,
+    report: Report | None = None,
+    remark: Callable[[str], None] | None = None,
+    preparing: Callable[[int], None] | None = None,
 ) -> RunRecord:
     """Train, or go on where a run of the same config in this folder stopped; a finished one is read back.
 
-    `report` hears of progress, `remark` of what a reader should know: a resume, a checkpoint that was set aside.
+    `report` hears of progress, `remark` of what a reader should know (a resume, a checkpoint that was set aside), and
+    `preparing` of documents as they are made into tokens, where a corpus has to be prepared.
     """
     finished = _finished(folder, config)
     if finished is not None:
         return finished
-    say = remark or (lambda _: None)
+    corpus = open_corpus(config.data.corpus, tokenizer=config.data.tokenizer, report=preparing or (lambda _: None))
+    check_vocabulary(config, corpus)
     with joined(config.machine) as processes, _stoppable() as stop:
-        training = _Training(config, folder, processes, stop, say)
+        training = _Training(config, folder, corpus, processes, stop, remark or (lambda _: None))
         return training.run(report or (lambda _: None))
 
 
@@ -103,8 +110,8 @@ def _has_begun(folder: Path) -> bool:
 
 
 @contextmanager
-def _stoppable() -> Generator[Callable[[], int | None]]:
-    """Ctrl-C and SIGTERM wait for the step to end; the function yielded says which has come."""
+def _stoppable() -> Generator[Callable[[], int]]:
+    """Ctrl-C and SIGTERM wait for the step to end; the function yielded says which has come, or 0."""
     received: list[int] = []
     try:
         before = {
@@ -114,7 +121,7 @@ def _stoppable() -> Generator[Callable[[], int | None]]:
     except ValueError:  # not the main thread, where signals cannot be caught
         before = {}
     try:
-        yield lambda: received[0] if received else None
+        yield lambda: received[0] if received else 0
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -127,14 +134,14 @@ class _Training:
         self,
         config: RunConfig,
         folder: Path,
+        corpus: Corpus,
         processes: Processes,
-        stop: Callable[[], int | None],
+        stop: Callable[[], int],
         remark: Callable[[str], None],
     ) -> None:
-        self.config, self.folder, self.processes, self.stop, self.remark = config, folder, processes, stop, remark
+        self.config, self.folder, self.corpus = config, folder, corpus
+        self.processes, self.stop, self.remark = processes, stop, remark
         self.lengths: Lengths = lengths(config)
-        self.corpus: Corpus = open_corpus(config.data.corpus, tokenizer=config.data.tokenizer)
-        check_vocabulary(config, self.corpus)
         sequence = config.data.sequence
         self.batches = Batches(self.corpus, batch=self.lengths.batch, sequence=sequence, seed=config.seed)
         rows = min(self.lengths.batch, 16)
@@ -178,10 +185,11 @@ class _Training:
                     metrics.append(row)
                 if board is not None:
                     board.add(row)
-                if self._is_due(self.config.record.checkpoint_every) or self.stop() is not None:
+                stopped = self.processes.agreed(self.stop())
+                if self._is_due(self.config.record.checkpoint_every) or stopped:
                     self._save(metrics)
-                if self.stop() is not None and self.step < self.lengths.steps:
-                    raise InterruptedRunError(self.stop() or 0, self.step, str(self.folder))
+                if stopped and self.step < self.lengths.steps:
+                    raise InterruptedRunError(stopped, self.step, str(self.folder))
             return self._record(metrics)
         finally:
             for file in (metrics, board):

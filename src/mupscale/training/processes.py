@@ -36,6 +36,14 @@ class Processes:
             value /= self.ranks
         return value
 
+    def agreed(self, number: int) -> int:
+        """The largest number that any rank has, so that all do the same: a signal may reach some a step later."""
+        if self.ranks == 1:
+            return number
+        largest = torch.tensor(number, device=self.device)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return int(largest.item())
+
     def wait(self) -> None:
         if self.ranks > 1:
             dist.barrier()

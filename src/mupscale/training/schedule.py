@@ -10,7 +10,7 @@ class Cosine:
 
     >>> schedule = Cosine(steps=100, warmup=10, floor=0.1)
     >>> [round(schedule.at(step), 3) for step in (0, 9, 10, 55, 99)]
-    [0.1, 1.0, 1.0, 0.546, 0.1]
+    [0.1, 1.0, 1.0, 0.542, 0.1]
     """
 
     steps: int
