@@ -77,11 +77,11 @@ def optimizers(made: Plan, model: nn.Module, chosen: Optimizing) -> list[Optimiz
         beside["lr"] = chosen.lr if chosen.adamw_lr is None else chosen.adamw_lr
         hidden = made.param_groups(model, **values, optimizer=made.optimizer, split_rows=True)
         others = made.param_groups(model, **beside, betas=chosen.betas, optimizer="adamw")
-        return [Muon(hidden, momentum=chosen.momentum), torch.optim.AdamW(others)]
+        return [Muon(hidden, momentum=chosen.momentum), torch.optim.AdamW(others, fused=True)]
     groups = made.param_groups(model, **values, eps=chosen.eps, betas=_betas(chosen))
     kinds: dict[str, Callable[..., Optimizer]] = {
-        "adamw": torch.optim.AdamW,
-        "adam": torch.optim.Adam,
+        "adamw": partial(torch.optim.AdamW, fused=True),
+        "adam": partial(torch.optim.Adam, fused=True),
         "sgd": torch.optim.SGD,
         "momentum": partial(torch.optim.SGD, momentum=chosen.momentum),
         "lion": Lion,
