@@ -58,6 +58,12 @@ class TestARun:
         assert Plan.load(tmp_path / "plan.json").base["width"] == 16
         assert record.data["fingerprint"]
 
+    def test_ends_with_its_weights(self, tmp_path):
+        run(config(record={"checkpoint_every": 100}), tmp_path)
+        found, _ = checkpoints.load_latest(tmp_path / "checkpoint")
+        assert found.step == 12
+        assert found.tensors["model/tokens.weight"].shape == (256, 32)
+
     def test_that_is_done_is_read_back(self, tmp_path):
         record = run(config(), tmp_path)
         assert run(config(), tmp_path, report=lambda _: pytest.fail("it trained again")) == record

@@ -186,7 +186,8 @@ class _Training:
                 if board is not None:
                     board.add(row)
                 stopped = self.processes.agreed(self.stop())
-                if self._is_due(self.config.record.checkpoint_every) or stopped:
+                done = self.step == self.lengths.steps and not row.get("diverged")
+                if self._is_due(self.config.record.checkpoint_every) or stopped or done:
                     self._save(metrics)
                 if stopped and self.step < self.lengths.steps:
                     raise InterruptedRunError(stopped, self.step, str(self.folder))
