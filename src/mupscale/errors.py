@@ -75,6 +75,23 @@ class InterruptedRunError(MupscaleError):
         self.exit_status = 128 + signal
 
 
+class JobError(MupscaleError):
+    """A job that failed, or whose worker died each time that it was tried."""
+
+
+class InterruptedJobsError(MupscaleError):
+    """Jobs that were asked to stop; the exit status is 128 + the signal's number.
+
+    >>> InterruptedJobsError(15, 3, 8, "runs/jobs.jsonl").args[0]
+    'stopped with 3 of 8 jobs done, which are kept in runs/jobs.jsonl. Run the same command to go on.'
+    """
+
+    def __init__(self, signal: int, done: int, total: int, ledger: str | None) -> None:
+        kept = f"which are kept in {ledger}. Run the same command to go on." if ledger else "and nothing was kept."
+        super().__init__(f"stopped with {done} of {total} jobs done, {kept}")
+        self.exit_status = 128 + signal
+
+
 class StorageError(MupscaleError, OSError):
     """A result that could not be written; what was there before is intact."""
 

@@ -12,7 +12,7 @@ Suffixes of tensors say their shape:
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import torch
@@ -124,6 +124,24 @@ class GPTConfig:
         """What the products of queries and keys are multiplied by."""
         scale = 1 / math.sqrt(self.head_size) if self.attention_scale == "1/sqrt_d" else 1 / self.head_size
         return self.attention_multiplier * scale
+
+    def resized(self, **changes: int) -> "GPTConfig":
+        """The shape at other sizes, `r` among them. Heads follow a new width at the same size and r, as does `d_ff`.
+
+        >>> GPTConfig(width=128, depth=4, n_heads=8, n_kv_heads=4).resized(width=256).n_kv_heads
+        8
+        """
+        values: dict[str, Any] = dict(changes)
+        if "width" in values and "n_heads" not in values:
+            share = values.get("r", self.repetitions)
+            heads = max(1, round(values["width"] / self.width * self.n_heads / share)) * share
+            values |= {"n_heads": heads, "head_dim": self.head_size}
+            values.setdefault("n_kv_heads", heads // share)
+        if "r" in values:
+            values["n_kv_heads"] = values.get("n_heads", self.n_heads) // values.pop("r")
+        if self.d_ff is not None and "width" in values:
+            values.setdefault("d_ff", self.d_ff * values["width"] // self.width)
+        return replace(self, **values)
 
     def to_dict(self) -> dict[str, Any]:
         """The same in the names of Hugging Face's configs, by which `mupscale.read` knows them.

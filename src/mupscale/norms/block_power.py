@@ -1,18 +1,23 @@
 """The largest singular value by block power iteration, with a bound that holds for the *largest* one.
 
-A small residual proves that *a* singular value is near, not that none is larger. So each answer is tested with fresh
-random directions that know nothing of the warm start. With B = WᵀW, orthonormal rows V and P = I − VᵀV:
+A small residual proves that *a* singular value is near, not that none is larger. With B = WᵀW, orthonormal rows V and
+P = I − VᵀV, what V misses lives in C = PBP, and a bound μ on its top eigenvalue is needed:
 
-1. What V misses lives in C = PBP. For a Gaussian row g, ‖gC^j‖ ≥ λ₁(C)^j |⟨u, g⟩| with u the top eigenvector of C,
-   and |⟨u, g⟩| < t for all of b rows has a probability of at most (t√(2/π))^b. So, unless that happens,
-   λ₁(C) ≤ μ = (max_i ‖g_i C^j‖ / t)^(1/j): Dixon 1983; Kuczyński & Woźniakowski 1992.
-2. With T = VBVᵀ, R = VB − TV and θ = λ₁(T) > μ, the Schur complement of λ − B gives
-   θ ≤ λ₁(B) ≤ λ₁(T + RRᵀ/(θ − μ)).
+1. λ₁(C) ≤ tr C = ‖W‖_F² − tr VBVᵀ. That is free, and enough where a few directions hold most of the matrix, as in an
+   optimizer's update.
+2. Otherwise fresh random directions, which know nothing of the warm start, look for it. For a Gaussian row g,
+   ‖gC^j‖ ≥ λ₁(C)^j |⟨u, g⟩| with u the top eigenvector of C, and |⟨u, g⟩| < t for all of b rows has a probability of
+   at most (t√(2/π))^b. So, unless that happens, λ₁(C) ≤ μ = (max_i ‖g_i C^j‖ / t)^(1/j): Dixon 1983; Kuczyński &
+   Woźniakowski 1992.
+
+With T = VBVᵀ, R = VB − TV and θ = λ₁(T) > μ, the Schur complement of λ − B then gives
+θ ≤ λ₁(B) ≤ λ₁(T + RRᵀ/(θ − μ)).
 
 Vectors are rows here: a block is (rows, columns of W).
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,6 +30,8 @@ FAILURE = 1e-6  # probability that a bound of any round does not hold
 OVERLAP = math.sqrt(math.pi / 2) * (FAILURE / len(DEPTHS)) ** (1 / ROWS)  # the t above
 # Sums of squares that are safe in float32 as they are, fourth powers included; others need a rescaled matrix.
 SAFE_MIN, SAFE_MAX = 1e-18, 1e18
+# Of sums in float32 over a million entries, as a share: what the trace test gives away to be on the safe side.
+ROUNDING = 1e-5
 
 Found = tuple[float, float, Tensor]
 
@@ -34,36 +41,82 @@ def block_power(W: Tensor, start: Tensor, rtol: float, generator: torch.Generato
 
     None if the entries of `W` are too large or too small to square, or not finite.
     """
+    total = float(torch.linalg.vector_norm(W)) ** 2
+    if not SAFE_MIN < total < SAFE_MAX:
+        return None
     norm, error, rows = 0.0, math.inf, start
     for depth in DEPTHS:
-        Q = orthonormal(rows)
-        image = times_gram(Q, W)
-        projected = Q @ image.mT
-        if not SAFE_MIN < float(projected.trace()) < SAFE_MAX:
-            return None
-        if len(Q) > ROWS:  # keep the best combinations (Rayleigh–Ritz)
-            image = torch.linalg.eigh(projected).eigenvectors[:, -ROWS:].mT @ image
-        V = orthonormal(image)
-        norm, error, rows = certified(W, V, rtol, depth, generator)
+        best = two_projections(W, rows, total, rtol)
+        if best.error <= rtol:
+            return best.norm, best.error, best.ritz_rows()
+        norm, error, rows = certified(W, best, rtol, depth, generator)
         if error <= rtol:
             break
     return norm, error, rows[:ROWS]
 
 
-def certified(W: Tensor, V: Tensor, rtol: float, depth: int, generator: torch.Generator) -> Found:
-    """What the orthonormal rows `V` and a random test say about ‖W‖; the new rows adopt what the test discovered.
+def by_trace(W: Tensor, start: Tensor, rtol: float) -> Found | None:
+    """The norm if the start and the trace settle it, which costs little; else None."""
+    total = float(torch.linalg.vector_norm(W)) ** 2
+    if not SAFE_MIN < total < SAFE_MAX:
+        return None
+    best = two_projections(W, start, total, rtol)
+    return (best.norm, best.error, best.ritz_rows()) if best.error <= rtol else None
+
+
+def two_projections(W: Tensor, rows: Tensor, total: float, rtol: float) -> "Projection":
+    """Onto the rows, and if they are not good enough onto what B makes of them."""
+    first = Projection.of(W, orthonormal(rows), total)
+    if first.error <= rtol:
+        return first
+    image = first.image
+    if len(image) > ROWS:  # keep the best combinations (Rayleigh–Ritz)
+        image = first.vectors[:, -ROWS:].mT @ image
+    return Projection.of(W, orthonormal(image), total)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What orthonormal rows V see of B = WᵀW, in units of θ = λ₁(VBVᵀ): T, RRᵀ and a bound on the norm's error."""
+
+    rows: Tensor
+    image: Tensor
+    projected: Tensor
+    residual: Tensor
+    vectors: Tensor
+    theta: float
+    error: float
+    """By the trace of what the rows miss; infinite where that says nothing."""
+
+    @staticmethod
+    def of(W: Tensor, V: Tensor, total: float) -> "Projection":
+        image = times_gram(V, W)
+        projected = V @ image.mT
+        values, vectors = torch.linalg.eigh(projected)
+        theta = float(values[-1])
+        missed = total * (1 + ROUNDING) - float(values.sum())
+        projected = projected / theta
+        R = image / theta - projected @ V
+        residual = R @ R.mT
+        return Projection(V, image, projected, residual, vectors, theta, _error(projected, residual, missed / theta))
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(self.theta)
+
+    def ritz_rows(self) -> Tensor:
+        """The best combinations of the rows, the top one first."""
+        return (self.vectors.flip(1).mT @ self.rows)[:ROWS]
+
+
+def certified(W: Tensor, known: Projection, rtol: float, depth: int, generator: torch.Generator) -> Found:
+    """What the projection and a random test say about ‖W‖; the new rows adopt what the test discovered.
 
     It stops when the error is at most `rtol`, when that is out of reach, or after `depth` applications of C.
     """
+    V, theta, projected, residual = known.rows, known.theta, known.projected, known.residual
     G = torch.randn(ROWS, W.shape[1], dtype=W.dtype, device=W.device, generator=generator)
-    Y = times_gram(torch.cat([V, _outside(V, G)]), W)
-    projected = V @ Y[: len(V)].mT
-    values, vectors = torch.linalg.eigh(projected)
-    theta = float(values[-1])
-    projected = projected / theta  # from here on, B is in units of θ
-    R = Y[: len(V)] / theta - projected @ V
-    residual = R @ R.mT
-    seen, j = _outside(V, Y[len(V) :] / theta), 1
+    seen, j = _outside(V, times_gram(_outside(V, G), W) / theta), 1
     error = _error(projected, residual, _mu(seen, 1))
     if error > rtol and _error(projected, residual, 0.0) > rtol:
         depth = 1  # V is too rough, even if there were nothing outside of it
@@ -73,16 +126,16 @@ def certified(W: Tensor, V: Tensor, rtol: float, depth: int, generator: torch.Ge
         if error > rtol:
             seen, j = _outside(V, half @ W / math.sqrt(theta)), j + 1
             error = _error(projected, residual, _mu(seen, j))
-    return math.sqrt(theta), error, torch.cat([vectors.flip(1).mT @ V, seen])
+    return known.norm, error, torch.cat([known.ritz_rows(), seen])
 
 
 def _mu(seen: Tensor, exponent: float) -> float:
-    """The bound 1. above, from rows gC^exponent."""
+    """The bound 2. above, from rows gC^exponent."""
     return (float(torch.linalg.vector_norm(seen, dim=1).max()) / OVERLAP) ** (1 / exponent)
 
 
 def _error(projected: Tensor, residual: Tensor, mu: float) -> float:
-    """Relative error of √θ as the norm, by the bound 2. above in units of θ."""
+    """Relative error of √θ as the norm, by the bound above, in units of θ."""
     if mu >= 1:
         return math.inf
     upper = float(torch.linalg.eigvalsh(projected + residual / (1 - mu))[-1])

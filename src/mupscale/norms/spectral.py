@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
-from mupscale.norms.block_power import ROWS, SAFE_MAX, SAFE_MIN, block_power
+from mupscale.norms.block_power import ROWS, SAFE_MAX, SAFE_MIN, block_power, by_trace
 from mupscale.norms.gram import SQUARED_UP_TO, gram_matrix, root_of_top
 from mupscale.norms.matrices import as_matrices, check_finite
 
 Method = Literal["auto", "exact", "power", "gram"]
 METHODS: tuple[Method, ...] = get_args(Method)
+_WORTH_A_TRY = 4 * ROWS
+"""Below, the Gram matrix costs no more than two projections onto a start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,8 @@ def spectral_norm(
     - `power`: block power iteration from `start`, the `.start` of a similar matrix. It is certified with random
       directions (see `block_power`): a stale or misleading start costs time, not accuracy. The bound fails with
       a probability of at most 1e-6. A spectrum too flat to certify in three rounds is left to `gram`.
-    - `auto`: what is fastest for the shape: `exact` for tiny matrices, `gram` up to 256 rows or columns, else `power`.
+    - `auto`: what is fastest for the shape: `exact` for tiny matrices, `gram` up to 256 rows or columns (unless `start`
+      settles it at once), else `power`.
 
     Half precision is computed in float32. An `rtol` below 100 machine epsilons is finer than Gram matrices can tell
     and computed by SVD. Nothing is remembered between calls. Without a `generator`, the random directions are
@@ -115,7 +118,7 @@ def _choose(method: Method, W: Tensor, rtol: float) -> Method:
     rows, columns = W.shape[-2:]
     if min(rows, columns) <= 16 or rows * columns <= 2048:
         return "exact"
-    return "gram" if min(rows, columns) <= SQUARED_UP_TO else "power"
+    return "auto" if min(rows, columns) <= SQUARED_UP_TO else "power"
 
 
 def _norm(
@@ -132,7 +135,7 @@ def _norm(
     check_finite(W, f"W{list(index) or ''}")
     size = float(W.abs().amax())
     if size == 0:
-        return _Found(0.0, 0.0, _padded(W), method)
+        return _Found(0.0, 0.0, _padded(W), "gram" if method == "auto" else method)
     found = _attempt(W / size, method, rtol, start, generator)
     assert found is not None, "a matrix with largest entry 1 has a trace between 1 and its number of entries"
     return found._replace(norm=found.norm * size)
@@ -150,6 +153,10 @@ def _attempt(
         if found is None or found[1] <= rtol:
             return found and _Found(*found, method)
         start = found[2]
+    if method == "auto" and start is not None and min(W.shape) > _WORTH_A_TRY:
+        found = by_trace(W, _mixed(start, W, generator or _own_generator(W)), rtol)
+        if found is not None:
+            return _Found(*found, "power")
     return _gram(W, rtol, start)
 
 

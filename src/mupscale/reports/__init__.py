@@ -1,6 +1,18 @@
 """Reports: pictures and files, drawn from plain data."""
 
 from mupscale.reports.bands import Band, draw_bands
+from mupscale.reports.panels import Line, Panel, draw_panels
 from mupscale.reports.saving import save_csv, save_figure
+from mupscale.reports.slopes import SlopeBar, draw_slopes
 
-__all__ = ["Band", "draw_bands", "save_csv", "save_figure"]
+__all__ = [
+    "Band",
+    "Line",
+    "Panel",
+    "SlopeBar",
+    "draw_bands",
+    "draw_panels",
+    "draw_slopes",
+    "save_csv",
+    "save_figure",
+]

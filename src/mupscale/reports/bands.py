@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mupscale.errors import MissingExtraError
-from mupscale.reports.style import COLOURS, SETTINGS
+from mupscale.reports.canvas import blank_figure
+from mupscale.reports.style import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,13 +27,7 @@ class Band:
 
 def draw_bands(bands: Sequence[Band], *, x_label: str, y_label: str, title: str) -> "Figure":
     """Means as lines with markers, ±1 standard deviation as bands, theory dashed."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "report") from error
-    with matplotlib.rc_context(dict(SETTINGS)):
-        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    with blank_figure(6.4, 4.2) as figure:
         axes = figure.subplots()
         for band, colour, dashes in zip(bands, COLOURS, _DASHES, strict=False):
             low = [m - s for m, s in zip(band.mean, band.sd, strict=True)]

@@ -1,11 +1,18 @@
 """How every figure looks: colours that colour-blind readers can tell apart, and nothing that shouts."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mupscale.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe & Ito 2008, ordered so that the first two differ most."""
 
-SETTINGS: Mapping[str, object] = {
+SETTINGS: "Mapping[RcKeyType, Any]" = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -15,7 +22,51 @@ SETTINGS: Mapping[str, object] = {
     "font.size": 10,
     "axes.titlesize": 11,
     "legend.frameon": False,
+    # Inches around the figure and each of its panels, and the part of a panel's height between two rows.
+    "figure.constrained_layout.w_pad": 0.06,
+    "figure.constrained_layout.h_pad": 0.07,
+    "figure.constrained_layout.hspace": 0.05,
     "svg.fonttype": "none",
     # The same data give the same file, byte for byte.
     "svg.hashsalt": "mupscale",
 }
+
+QUIET = "#5A5A5A"
+"""Text that explains, beside text that says."""
+
+INK = "#222222"
+"""Reference lines, and what theory predicts."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a verdict looks: a word, a symbol before it, a colour, and the shape of its point."""
+
+    word: str
+    symbol: str
+    colour: str
+    marker: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.symbol} {self.word}"
+
+
+# Bluish green, vermilion and orange of Okabe & Ito, darkened until small text is readable on white.
+_MARKS: Mapping[str | None, Mark] = {
+    "pass": Mark("pass", "✓", "#00805C", "o"),
+    "fail": Mark("fail", "✗", "#C94F00", "X"),
+    "inconclusive": Mark("inconclusive", "?", "#A87400", "s"),
+    None: Mark("not judged", "–", "#757575", "o"),
+}
+
+
+def mark_of(verdict: str | None) -> Mark:
+    """How the verdict looks; None is shown, but not judged.
+
+    >>> mark_of("pass").text
+    '✓ pass'
+    """
+    if verdict not in _MARKS:
+        raise UnknownNameError("verdict", verdict, [word for word in _MARKS if word is not None])
+    return _MARKS[verdict]

@@ -17,8 +17,8 @@ from mupscale.targets.reasons import reason
 PATTERN = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<function>[^\W\d]\w*)")
 
 
-def call(name: str, settings: Mapping[str, Any]) -> Any:
-    """What the function behind `module:function` returns, called with the settings on the meta device.
+def call(name: str, settings: Mapping[str, Any], device: str = "meta") -> Any:
+    """What the function behind `module:function` returns, called with the settings on the meta device, unless said.
 
     >>> call("torch.nn:Linear", {"in_features": 4, "out_features": 2}).weight.shape
     torch.Size([2, 4])
@@ -29,14 +29,14 @@ def call(name: str, settings: Mapping[str, Any]) -> Any:
         function = _function(_module(parts["module"], name), parts["function"], name)
         _check_arguments(function, settings, name)
         try:
-            with torch.device("meta"):
+            with torch.device(device):
                 return function(**settings)
         except MupscaleError:
             raise
         except Exception as error:  # the user's own code
+            meta = " It is called on the meta device, where tensors have shapes and no numbers."
             raise OptionError(
-                f"{name} raised {type(error).__name__}: {reason(error)}. It is called on the meta "
-                "device, where tensors have shapes and no numbers."
+                f"{name} raised {type(error).__name__}: {reason(error)}.{meta if device == 'meta' else ''}"
             ) from error
 
 

@@ -78,7 +78,9 @@ def create(cls: Any, values: Mapping[str, Any], where: str) -> Any:
     return config
 
 
-def build(config: Any, cls: type[nn.Module] | None = None, *, where: str | None = None) -> nn.Module:
+def build(
+    config: Any, cls: type[nn.Module] | None = None, *, where: str | None = None, device: str = "meta"
+) -> nn.Module:
     """The model of a config on the meta device: shapes and code, no memory. `cls` is its causal model if not given.
 
     >>> from transformers import GPT2Config
@@ -89,7 +91,7 @@ def build(config: Any, cls: type[nn.Module] | None = None, *, where: str | None 
     where = where or type(config).__name__
     cls = cls or _model_class(config, where)
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             return cls(config)
     except Exception as error:  # a model raises what it likes
         raise OptionError(f"{where}: {cls.__name__} cannot be built: {reason(error)}.") from error

@@ -101,17 +101,7 @@ class RunConfig:
 
     def base_model(self) -> GPTConfig:
         """The shape that was tuned: the model's with `base` put in. Heads follow a new width at the same size and r."""
-        changes: dict[str, Any] = dict(self.base)
-        if "width" in changes and "n_heads" not in changes:
-            share = changes.get("r", self.model.repetitions)
-            heads = max(1, round(changes["width"] / self.model.head_size / share)) * share
-            changes |= {"n_heads": heads, "head_dim": self.model.head_size}
-            changes.setdefault("n_kv_heads", heads // share)
-        if "r" in changes:
-            changes["n_kv_heads"] = changes.get("n_heads", self.model.n_heads) // changes.pop("r")
-        if self.model.d_ff is not None and "width" in changes:
-            changes.setdefault("d_ff", self.model.d_ff * changes["width"] // self.model.width)
-        return dataclasses.replace(self.model, **changes)
+        return self.model.resized(**self.base)
 
     def to_dict(self) -> dict[str, Any]:
         return _without_none(dataclasses.asdict(self))

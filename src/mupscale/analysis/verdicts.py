@@ -1,0 +1,103 @@
+"""Is a slope flat? Pass, fail, or inconclusive with the number of seeds that would settle it."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy.special import ndtr
+
+from mupscale.analysis.slopes import Slope, t_quantile
+from mupscale.errors import OptionError
+
+Verdict = Literal["pass", "fail", "inconclusive"]
+
+# Beyond this many more seeds, the answer is to lower the noise rather than to run on.
+SEEDS_LIMIT = 100
+# The chance at which more seeds are said to settle it: the usual power of a planned experiment.
+POWER = 0.8
+
+
+@dataclass(frozen=True)
+class Flatness:
+    """The interval `low` to `high` against ±`tolerance`.
+
+    `more_seeds` is 0 when the verdict is settled, and None when more than 100 would be needed.
+    """
+
+    slope: Slope
+    low: float
+    high: float
+    tolerance: float
+    verdict: Verdict
+    more_seeds: int | None
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Which intervals pass and which fail."""
+
+    tolerance: float
+    confidence: float
+    comparisons: int
+    one_sided: bool
+
+    @property
+    def floor(self) -> float:
+        return -math.inf if self.one_sided else -self.tolerance
+
+    def verdict(self, low: float, high: float) -> Verdict:
+        if self.floor <= low and high <= self.tolerance:
+            return "pass"
+        if low > self.tolerance or high < self.floor:
+            return "fail"
+        return "inconclusive"
+
+
+def judge_flatness(
+    slope: Slope,
+    *,
+    tolerance: float = 0.1,
+    confidence: float = 0.95,
+    comparisons: int = 1,
+    one_sided: bool = False,
+) -> Flatness:
+    """Pass if the whole interval lies within ±tolerance, fail if all of it lies outside, else inconclusive.
+
+    With `one_sided`, only growth is a fault: an interval wholly below the tolerance passes, however steep its fall.
+
+    >>> judge_flatness(Slope(value=0.02, standard_error=0.01, degrees_of_freedom=4, seeds=3, values=4)).verdict
+    'pass'
+    >>> flatness = judge_flatness(Slope(value=0.02, standard_error=0.05, degrees_of_freedom=4, seeds=3, values=4))
+    >>> flatness.verdict, flatness.more_seeds
+    ('inconclusive', 8)
+    """
+    if not 0 < tolerance < math.inf:
+        raise OptionError(f"tolerance={tolerance} leaves no room for a flat slope. Choose a positive one, such as 0.1.")
+    question = _Question(tolerance, confidence, comparisons, one_sided)
+    low, high = slope.interval(confidence, comparisons)
+    verdict = question.verdict(low, high)
+    more_seeds = _more_seeds(slope, question) if verdict == "inconclusive" else 0
+    return Flatness(slope, low, high, tolerance, verdict, more_seeds)
+
+
+def _more_seeds(slope: Slope, question: _Question) -> int | None:
+    return next((more for more in range(1, SEEDS_LIMIT + 1) if _chance(slope, question, more) >= POWER), None)
+
+
+def _chance(slope: Slope, question: _Question, more: int) -> float:
+    """How likely `more` seeds are to settle it, if the present estimate and noise are the truth.
+
+    The next estimate then falls around the present one. An interval that merely reached the tolerance at the present
+    estimate would settle only every second time.
+    """
+    seeds = slope.seeds + more
+    standard_error = slope.standard_error * math.sqrt(slope.seeds / seeds)
+    degrees_of_freedom = slope.degrees_of_freedom * (seeds - 1) / (slope.seeds - 1)
+    reach = t_quantile(degrees_of_freedom, question.confidence, question.comparisons)
+
+    def below(end: float, shift: float) -> float:
+        return float(ndtr((end - slope.value) / standard_error + shift))
+
+    passes = below(question.tolerance, -reach) - below(question.floor, reach)
+    fails = below(question.floor, -reach) + 1 - below(question.tolerance, reach)
+    return max(passes, 0.0) + fails

@@ -1,0 +1,183 @@
+"""`coordinate_check`: does a rule hold on this model? Slopes with intervals, and a verdict."""
+
+import dataclasses
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mupscale.checks.judging import Criteria, coherences, findings
+from mupscale.checks.probe import Build, Loss, Planner, Probe, Setup, run_probe
+from mupscale.checks.result import CheckResult
+from mupscale.checks.statistics import Quantity, Run
+from mupscale.data.corpus import Tokens
+from mupscale.engines import Engine, carry_out
+from mupscale.errors import DimensionError, OptionError, UnknownNameError
+from mupscale.reading.config import KV_HEADS, WIDTH
+from mupscale.targets.keys import LAYERS
+from mupscale.theory import Rule, rule_named
+
+QUANTITIES: Mapping[str, Quantity] = {
+    **dict.fromkeys(("n_kv_heads", "kv_heads", "r", "repetitions", *KV_HEADS), "r"),
+    **dict.fromkeys(("width", "n_embd", "d_model", *WIDTH), "width"),
+    **dict.fromkeys(("depth", *LAYERS), "depth"),
+}
+"""What each name of an argument varies."""
+
+
+def coordinate_check(
+    build: Build,
+    vary: Mapping[str, Sequence[int]],
+    *,
+    rule: str | Rule = "gqa-mup",
+    seeds: int | Sequence[int] = 3,
+    steps: int = 4,
+    data: str | Tokens = "python-stdlib",
+    setup: Setup = Setup(),  # noqa: B008
+    base: int | None = None,
+    planner: Planner | None = None,
+    loss: Loss | None = None,
+    criteria: Criteria = Criteria(),  # noqa: B008
+    engine: Engine | None = None,
+    folder: Path | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> CheckResult:
+    """Train a model for a few steps at each value and seed, and judge whether weights and updates keep their size.
+
+    build    function of one argument that makes the model: build(n_kv_heads=4)
+    vary     {"n_kv_heads": [12, 6, 4, 3, 2, 1]}, or width or depth, by any of the names that configs use
+    rule     the rule of the plan; `planner(model, base)` makes a plan of your own instead
+    seeds    how many, or which; at least two
+    data     a corpus by name, as for training, or an array of tokens
+    setup    optimizer, base rate, batch and so on
+    base     the value that counts as tuned; the least width or depth, or the most key/value heads, unless given
+    loss     loss(model, batch), for a model that does not give logits of the next token
+    engine   where the runs are carried out; local processes, one a core, unless given
+    folder   keep the runs there as JSON lines, and go on where an earlier call stopped
+
+    >>> from mupscale.models import GPT, GPTConfig
+    >>> def build(n_kv_heads):
+    ...     return GPT(GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256, context=64))
+    >>> from mupscale.engines import Local
+    >>> small = Setup(batch=1, sequence=64)
+    >>> result = coordinate_check(build, {"n_kv_heads": [4, 2, 1]}, steps=1, setup=small, engine=Local(workers=0))
+    >>> result.quantity, result.x
+    ('r', (1, 2, 4))
+    """
+    name, values, quantity = _varied(vary)
+    chosen = _seeds(seeds)
+    if steps < 1:
+        raise DimensionError(f"steps={steps} leaves no update to measure. Take at least 1.")
+    rule = rule_named(rule) if isinstance(rule, str) else rule
+    tuned = _base(quantity, values) if base is None else base
+    jobs = {
+        f"{name}={value} seed={seed}": Probe(
+            build, name, value, tuned, seed, steps, rule, setup, data, planner, loss
+        )
+        for value in values
+        for seed in chosen
+    }  # fmt: skip
+    about = {
+        "vary": {name: values}, "base": tuned, "seeds": chosen, "steps": steps, "rule": dataclasses.asdict(rule),
+        "data": _described(data), "setup": dataclasses.asdict(setup), "build": _identity(build),
+        "planner": None if planner is None else _identity(planner), "loss": None if loss is None else _identity(loss),
+    }  # fmt: skip
+    ledger = None if folder is None else folder / "runs.jsonl"
+    runs = list(
+        carry_out(
+            run_probe, jobs, ledger=ledger, about=about, engine=engine, report=report or (lambda done, total: None)
+        ).values()
+    )
+    return judge(runs, quantity, about, criteria)
+
+
+def judge(runs: Sequence[Run], quantity: Quantity, about: Mapping[str, Any], criteria: Criteria) -> CheckResult:
+    """The verdict on runs that are there already."""
+    _refuse_equal(runs, quantity, next(iter(about["vary"])))
+    return CheckResult(
+        quantity=quantity,
+        x=tuple(sorted({run[quantity] for run in runs})),
+        about=about,
+        criteria=criteria,
+        findings=tuple(findings(runs, quantity, criteria)),
+        coherences=tuple(coherences(runs, quantity)),
+        warnings=tuple(_warnings(runs, quantity)),
+        runs=tuple(runs),
+    )
+
+
+def _varied(vary: Mapping[str, Sequence[int]]) -> tuple[str, list[int], Quantity]:
+    if len(vary) != 1:
+        raise OptionError(f"vary names {len(vary)} quantities ({', '.join(vary) or 'none'}). Vary one at a time.")
+    ((name, given),) = vary.items()
+    if name not in QUANTITIES:
+        raise UnknownNameError("quantity to vary", name, ["n_kv_heads", "width", "depth"], aliases=QUANTITIES)
+    values = list(given)
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DimensionError(f"vary: {name}={value!r} is not a positive whole number.")
+    if len(set(values)) < len(values):
+        raise OptionError(f"vary: {name}={values} holds a value twice. Give each once.")
+    if len(values) < 2:
+        raise OptionError(f"vary: {name}={values} is one value, and a slope needs two. Three or more are better.")
+    return name, values, QUANTITIES[name]
+
+
+def _seeds(seeds: int | Sequence[int]) -> list[int]:
+    chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
+    if len(chosen) < 2:
+        raise OptionError(f"seeds={seeds}: one seed gives no interval. Take at least 2; 3 to 10 are usual.")
+    if len(set(chosen)) < len(chosen) or any(seed < 0 for seed in chosen):
+        raise OptionError(f"seeds={chosen}: give each once, none below 0.")
+    return chosen
+
+
+def _base(quantity: Quantity, values: Sequence[int]) -> int:
+    return max(values) if quantity == "r" else min(values)
+
+
+def _refuse_equal(runs: Sequence[Run], quantity: Quantity, name: str) -> None:
+    """Values that do not change what they are meant to change."""
+    found = {run["value"]: run[quantity] for run in runs}
+    if len(set(found.values())) == 1:
+        raise OptionError(
+            f"build ignores {name}: {quantity} is {next(iter(found.values()))} at {name} = "
+            f"{', '.join(map(str, found))}. Pass the argument on to the model's config."
+        )
+    for value, x in found.items():
+        same = [other for other, also in found.items() if also == x and other != value]
+        if same:
+            raise OptionError(f"{name} = {value} and {same[0]} both give {quantity} = {x}. Leave one of them out.")
+
+
+def _warnings(runs: Sequence[Run], quantity: Quantity) -> list[str]:
+    found: list[str] = []
+    for other in ("r", "width", "depth"):
+        values = {run[other] for run in runs}
+        if other != quantity and len(values) > 1:
+            found.append(
+                f"{other} changes along with {quantity} ({min(values)} to {max(values)}): a slope may come from either."
+            )
+    first, last = (sum(run["losses"][k] for run in runs) / len(runs) for k in (0, -1))
+    if last > first:
+        found.append(f"the loss rose, {first:.3g} → {last:.3g} on average: the rate may be too large to judge by.")
+    return found
+
+
+def _described(data: str | Tokens) -> str:
+    if isinstance(data, str):
+        return data
+    return f"array of {len(data)} tokens, {hashlib.sha256(data.tobytes()).hexdigest()[:12]}"
+
+
+def _identity(function: Callable[..., Any]) -> str:
+    """What tells one function from another, so that a folder is not continued with a different model."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    if dataclasses.is_dataclass(function) and not isinstance(function, type):
+        return repr(function)
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return f"{getattr(function, '__module__', '')}.{name}"
+    return f"{function.__module__}.{name}, {hashlib.sha256(source.encode()).hexdigest()[:12]}"

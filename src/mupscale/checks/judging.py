@@ -1,0 +1,144 @@
+"""From runs to findings: for each statistic and role its slope, what theory predicts, and the verdict."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mupscale.analysis import Flatness, Verdict, curve_slope, fit_slope, judge_flatness
+from mupscale.checks import statistics
+from mupscale.checks.statistics import MAPS, ONLY_GROWTH, STATISTICS, Quantity, Run, Statistic
+
+Measured = Callable[[Run], Sequence[float]]
+Predicted = Callable[[Run], float | None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The course of one statistic of one role over the varied quantity."""
+
+    statistic: str
+    label: str
+    role: str
+    judged: bool
+    flatness: Flatness
+    """Of a statistic that is only shown too: there it does not count."""
+    predicted: float | None
+    """The slope of theory's curve on the same values, for the plan in use."""
+    means: tuple[float, ...]
+    """Geometric means over seeds, steps and layers, one a value."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        return self.flatness.verdict if self.judged else None
+
+
+@dataclass(frozen=True)
+class Coherence:
+    """κ = ‖ΔW‖/‖ΔW‖_F of a role at one value, between what noise would give and 1."""
+
+    role: str
+    x: float
+    kappa: float
+    noise: float
+
+    @property
+    def position(self) -> float:
+        """0 for noise, 1 for a coherent update, on a log scale."""
+        return math.log(self.kappa / self.noise) / math.log(1 / self.noise)
+
+    @property
+    def regime(self) -> str:
+        return "coherent" if self.position > 0.5 else "noisy"
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """What counts as flat."""
+
+    tolerance: float = 0.1
+    confidence: float = 0.95
+
+
+def findings(runs: Sequence[Run], quantity: Quantity, criteria: Criteria) -> list[Finding]:
+    """All of them, the judged ones first; intervals of the judged ones hold together (Bonferroni)."""
+    table = Table(runs, quantity)
+    judged = {name for name, one in STATISTICS.items() if one.judged and quantity != "depth"}
+    curves = list(_curves(table, judged, quantity))
+    count = sum(is_judged for *_, is_judged in curves)
+    beside = {label: sum(other == label for _, other, *_ in curves) for _, label, *_ in curves}
+    found: list[Finding] = []
+    for name, label, role, measured, predicted, is_judged in curves:
+        values = table.means(measured)
+        flatness = judge_flatness(
+            fit_slope(table.x, values),
+            tolerance=criteria.tolerance,
+            confidence=criteria.confidence,
+            comparisons=count if is_judged else beside[label],
+            one_sided=role in ONLY_GROWTH,
+        )
+        means = tuple(math.exp(sum(map(math.log, column)) / len(column)) for column in zip(*values, strict=True))
+        found.append(Finding(name, label, role, is_judged, flatness, table.predicted(predicted), means))
+    return sorted(found, key=lambda one: not one.judged)
+
+
+def _curves(
+    table: "Table", judged: set[str], quantity: Quantity
+) -> Iterator[tuple[str, str, str, Measured, Predicted, bool]]:
+    for name in MAPS:
+        if all(run["maps"].get(name) for run in table.runs):
+            measured, predicted = _of_map(name)
+            yield "map", MAPS[name], name, measured, predicted, quantity == "depth"
+    for name, statistic in STATISTICS.items():
+        for role in statistics.roles(table.runs[0], statistic):
+            measured, predicted = _of_role(statistic, role)
+            if all(measured(run) for run in table.runs):
+                yield name, statistic.label, role, measured, predicted, name in judged
+
+
+def _of_map(name: str) -> tuple[Measured, Predicted]:
+    return lambda run: statistics.map_by_step(run, name), lambda run: statistics.predicted_map(run, name)
+
+
+def _of_role(statistic: Statistic, role: str) -> tuple[Measured, Predicted]:
+    return (
+        lambda run: statistics.by_step(run, statistic, role),
+        lambda run: statistics.predicted(run, statistic, role),
+    )
+
+
+def coherences(runs: Sequence[Run], quantity: Quantity) -> list[Coherence]:
+    """κ of each role of matrices, at every value."""
+    table = Table(runs, quantity)
+    found: list[Coherence] = []
+    for role in statistics.roles(runs[0], STATISTICS["coherence"]):
+        measured, _ = _of_role(STATISTICS["coherence"], role)
+        for x, column in zip(table.x, zip(*table.means(measured), strict=True), strict=True):
+            kappa = math.exp(sum(map(math.log, column)) / len(column))
+            found.append(Coherence(role, x, kappa, statistics.noise_coherence(table.at(x), role)))
+    return found
+
+
+class Table:
+    """Runs by seed and by the value of the varied quantity, in rising order."""
+
+    def __init__(self, runs: Sequence[Run], quantity: Quantity) -> None:
+        self.runs = runs
+        self.x = sorted({run[quantity] for run in runs})
+        self.seeds = sorted({run["seed"] for run in runs})
+        self._runs: Mapping[tuple[int, float], Run] = {(run["seed"], run[quantity]): run for run in runs}
+
+    def at(self, x: float, seed: int | None = None) -> Run:
+        return self._runs[self.seeds[0] if seed is None else seed, x]
+
+    def means(self, measured: Measured) -> list[list[float]]:
+        """The geometric mean over steps, for each seed and value."""
+        return [[_geometric_mean(measured(self.at(x, seed))) for x in self.x] for seed in self.seeds]
+
+    def predicted(self, predicted: Predicted) -> float | None:
+        values = [predicted(self.at(x)) for x in self.x]
+        known = [value for value in values if value]
+        return curve_slope(self.x, known) if len(known) == len(values) else None
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))

@@ -1,0 +1,180 @@
+"""What is measured by itself: a matrix, the rows of one role in a fused matrix, a table of embeddings, a vector."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import sympy
+import torch
+from torch import Tensor
+
+from mupscale.planning import Plan
+from mupscale.planning.units import dimensions, fused_dimensions, fused_unit, unit_for
+from mupscale.planning.values import PlannedParameter, RowBlock, Slices
+from mupscale.reading import ModelFacts, ParameterFact, Role
+from mupscale.theory import Residual, Rule, Sizes, Unit, estimates, formulas, optimizer_named
+
+Kind = Literal["matrix", "table", "vector"]
+_TABLES: tuple[Role, ...] = ("embedding", "position")
+_VECTORS: tuple[Role, ...] = ("gain", "bias")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a parameter that has a role of its own, and what theory says of its norms."""
+
+    name: str
+    role: Role
+    kind: Kind
+    layer: int | None
+    n_out: int
+    n_in: int
+    repetitions: int
+    multiplier: float
+    """What the forward pass puts on the stored numbers; norms are of the product."""
+    wanted: float
+    """The initial norm that theory asks for, with its own σ: σ(√n_in + √n_out); σ√n of a table's row."""
+    predicted_start: float
+    """The same with the σ of the plan in use."""
+    predicted_step: float
+    """The norm of a step under the plan in use, as theory estimates it, up to a constant."""
+    out_axis: int
+    slices: Slices = ()
+
+    @property
+    def module(self) -> str:
+        return self.name.rpartition(".")[0]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """(…, n_out, n_in): this part of a parameter, in the order of a linear layer, without the multiplier."""
+        if self.kind == "vector":
+            return tensor
+        rows = self.outputs(tensor, self.out_axis)
+        return rows.mT if self.out_axis == tensor.ndim - 1 else rows
+
+    def outputs(self, tensor: Tensor, axis: int) -> Tensor:
+        """Of an axis that holds the parameter's outputs, those of this part."""
+        if not self.slices:
+            return tensor
+        pieces = [tensor.narrow(axis, start, stop - start) for start, stop in self.slices]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=axis)
+
+
+def random_coherence(n_out: int, n_in: int) -> float:
+    """‖N‖/‖N‖_F of a matrix of independent noise (Bai & Yin); of a coherent one, which has rank one, it is 1.
+
+    It grows with r, since a matrix of fewer rows leaves noise less room to spread.
+
+    >>> round(random_coherence(768, 768), 3), round(random_coherence(64, 768), 3)
+    (0.072, 0.161)
+    """
+    return (math.sqrt(n_in) + math.sqrt(n_out)) / math.sqrt(n_in * n_out)
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the factors of a plan are multiplied by."""
+
+    lr: float
+    std: float
+
+
+def parts_of(facts: ModelFacts, plan: Plan, right: Plan, base: Base) -> list[Part]:
+    """Every part of a model under `plan`, with the initial sizes of `right` as the wanted ones."""
+    return [
+        part
+        for name, fact in facts.parameters.items()
+        for part in _parts(fact, plan.parameters[name], right.parameters[name], plan.rule, base)
+    ]
+
+
+def _parts(
+    fact: ParameterFact, planned: PlannedParameter, right: PlannedParameter, rule: Rule, base: Base
+) -> Iterator[Part]:
+    kind: Kind = "table" if fact.role in _TABLES else "vector" if fact.role in _VECTORS else "matrix"
+    for role, slices in [(block.role, block.slices) for block in fact.blocks] or [(fact.role, ())]:
+        n_out = sum(stop - start for start, stop in slices) or fact.fan_out
+        own, reference = _Values.of(planned, role), _Values.of(right, role)
+        sizes = n_out, 1 if kind == "table" else fact.fan_in
+        yield Part(
+            name=fact.name,
+            role=role,
+            kind=kind,
+            layer=_layer(fact),
+            n_out=n_out,
+            n_in=fact.fan_in,
+            repetitions=fact.repetitions if role in ("key", "value") else 1,
+            multiplier=own.multiplier * fact.forward_multiplier,
+            wanted=_start(kind, reference, fact, base, *sizes),
+            predicted_start=_start(kind, own, fact, base, *sizes),
+            predicted_step=_step(fact, role, planned, own, rule) * base.lr,
+            out_axis=fact.out_axis,
+            slices=slices,
+        )
+
+
+def _layer(fact: ParameterFact) -> int | None:
+    """The index of the block, by what the template has a star for."""
+    if "*" not in fact.template:
+        return None
+    return int(fact.name[fact.template.index("*") :].partition(".")[0])
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What a plan gives to a parameter, or to the rows of a role in it."""
+
+    init_std: float
+    multiplier: float
+    lr: float
+    start: float | None
+
+    @staticmethod
+    def of(planned: PlannedParameter, role: Role) -> "_Values":
+        rows = [block for block in planned.rows if block.role == role]
+        if not rows:
+            start = None if planned.start is None else planned.start + planned.offset
+            return _Values(planned.init_std, planned.multiplier, planned.lr, start)
+        block: RowBlock = rows[0]
+        # An optimizer of whole matrices steps the rows at a rate of their own; else they share the matrix's.
+        lr = planned.lr if block.multiplier != 1 else block.lr
+        return _Values(block.init_std, block.multiplier * planned.multiplier, lr, None)
+
+
+def _start(kind: Kind, values: _Values, fact: ParameterFact, base: Base, n_out: int, n_in: int) -> float:
+    multiplier = values.multiplier * fact.forward_multiplier
+    if kind == "vector":
+        return abs(values.start or 0.0) * multiplier
+    sigma = sympy.Float(base.std * values.init_std * multiplier)
+    if kind == "table":  # a one-hot input meets one row: the expected norm over such inputs
+        return float(estimates.expected(sigma, sympy.Integer(n_out)))
+    return float(estimates.bai_yin(sigma, sympy.Integer(n_out), sympy.Integer(n_in)))
+
+
+def _step(fact: ParameterFact, role: Role, planned: PlannedParameter, values: _Values, rule: Rule) -> float:
+    """Norm of a step of base rate 1 on multiplier × parameter: `theory`'s estimate with the plan's numbers put in.
+
+    The gradient with respect to that product is the unit's own, times the branch's factor for what stands inside of
+    the branch; with respect to the stored numbers it is larger by the multiplier.
+    """
+    unit, numbers = _unit(fact, role)
+    core = unit.branch if isinstance(unit, Residual) else unit
+    n_out, n_in = (_number(size, numbers) for size in core.shape())
+    inside = fact.depth is not None and not planned.output
+    beta = rule.beta(sympy.Integer(fact.depth or 1)) if inside else 1
+    multiplier = values.multiplier * fact.forward_multiplier
+    gradient = _number(core.gradient_norm(), numbers) * multiplier * beta
+    sizes = Sizes(n_out, n_in, rms=sympy.Float(values.init_std), gradient=gradient)
+    return float(optimizer_named(planned.optimizer).step(sizes)) * values.lr * multiplier
+
+
+def _unit(fact: ParameterFact, role: Role) -> tuple[Unit, dict[str, int]]:
+    in_block = fact.depth is not None
+    if fact.role != "fused_qkv" or role == "fused_qkv":
+        return unit_for(fact.role, in_block=in_block, output=fact.output), dimensions(fact)
+    return getattr(fused_unit(in_block=in_block), role[0]), fused_dimensions(fact)
+
+
+def _number(expression: formulas.Expr, numbers: dict[str, int]) -> formulas.Expr:
+    return sympy.sympify(expression).subs({formulas.symbol(name): value for name, value in numbers.items()})

@@ -1,0 +1,286 @@
+"""One model, one seed, a few real optimizer steps: every norm that a coordinate check looks at."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+
+from mupscale.checks.norming import SHOWN, Sizes, WarmNorms
+from mupscale.checks.parts import Base, Part, parts_of
+from mupscale.checks.places import Places
+from mupscale.checks.tracing import Trace, rms, tracing
+from mupscale.data import Batch, Batches, Corpus, open_corpus
+from mupscale.data.corpus import Tokens
+from mupscale.errors import DimensionError, NonFiniteError, OptionError
+from mupscale.planning import Plan, plan
+from mupscale.reading import ModelFacts, read
+from mupscale.reading.structure import bare
+from mupscale.theory import Rule, rule_named
+from mupscale.training.config import Optimizing
+from mupscale.training.preparation import optimizers
+
+Build = Callable[..., nn.Module]
+Planner = Callable[[nn.Module, nn.Module], Plan]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the steps are taken with: base values, and one batch a seed, which is used at every step.
+
+    Epsilon is so small that it plays no part, as in the paper; give your own to have that checked too.
+    """
+
+    optimizer: str = "adamw"
+    lr: float = 2**-13
+    weight_decay: float = 0.0
+    eps: float | None = 1e-12
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.9
+    std: float = 0.02
+    batch: int = 4
+    sequence: int = 128
+    tokenizer: str | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "std"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise OptionError(f"{name}={value} must be a finite number above 0, or nothing moves.")
+        for name in ("batch", "sequence"):
+            if getattr(self, name) < 1:
+                raise DimensionError(f"{name}={getattr(self, name)} must be at least 1.")
+
+    def optimizing(self, name: str) -> Optimizing:
+        eps = None if name in ("sgd", "momentum", "lion") or name.startswith("adafactor") else self.eps
+        return Optimizing(
+            name=name, lr=self.lr, weight_decay=self.weight_decay, eps=eps, betas=self.betas, momentum=self.momentum,
+            std=self.std,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A job: which model, and what is done with it."""
+
+    build: Build
+    name: str
+    """The argument of `build` that is varied."""
+    value: int
+    base: int
+    seed: int
+    steps: int
+    rule: Rule
+    setup: Setup
+    data: str | Tokens
+    planner: Planner | None = None
+    loss: Loss | None = None
+
+    def model(self, value: int) -> nn.Module:
+        built = self.build(**{self.name: value})
+        if not isinstance(built, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OptionError(
+                f"build({self.name}={value}) returned a value of type {type(built).__name__}. Return an nn.Module."
+            )
+        return built
+
+    def plan(self, model: nn.Module, base: nn.Module, rule: Rule) -> Plan:
+        return plan(model, base=base, optimizer=self.setup.optimizer, rule=rule)
+
+
+def run_probe(probe: Probe) -> dict[str, Any]:
+    """Take the steps and measure. Plain values only: this is a line of a ledger."""
+    model, base = _materialized(probe.model(probe.value), probe), probe.model(probe.base)
+    made = probe.plan(model, base, probe.rule) if probe.planner is None else probe.planner(model, base)
+    right = probe.plan(model, base, rule_named("gqa-mup").but(depth=made.rule.depth))
+    facts = read(model)
+    made.initialize_(model, std=probe.setup.std, seed=probe.seed)
+    model.to(_device(probe.setup.device)).train()
+    parts = parts_of(facts, made, right, Base(lr=probe.setup.lr, std=probe.setup.std))
+    measuring = _Measuring(probe, model, facts, parts, _batch(probe, facts))
+    measuring.run(optimizers(made, model, probe.setup.optimizing(made.optimizer)))
+    return measuring.result(made)
+
+
+def _materialized(model: nn.Module, probe: Probe) -> nn.Module:
+    if any(buffer.is_meta for buffer in model.buffers()):
+        raise OptionError(
+            f"build({probe.name}={probe.value}) returned a model on the meta device, with buffers that only the model "
+            "can compute. Build it on a real device: a check trains it."
+        )
+    return model.to_empty(device="cpu") if any(p.is_meta for p in model.parameters()) else model
+
+
+def _device(name: str) -> torch.device:
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def _batch(probe: Probe, facts: ModelFacts) -> Batch:
+    setup = probe.setup
+    data: Corpus | Tokens
+    if isinstance(probe.data, str):
+        data = open_corpus(probe.data, tokenizer=setup.tokenizer)
+    else:
+        data = probe.data
+    batch = Batches(data, batch=setup.batch, sequence=setup.sequence, seed=probe.seed).at(0)
+    sizes = [max(f.shape) if f.fan_in < 1 else f.fan_in for f in facts.parameters.values() if f.role == "embedding"]
+    largest = int(max(tokens.max() for tokens in batch))
+    if sizes and largest >= min(sizes):
+        raise DimensionError(
+            f"the data hold the token {largest}, and the model has a vocabulary of {min(sizes)}. Build it with a larger "
+            "one, or choose another tokenizer."
+        )
+    device = _device(setup.device)
+    return Batch(batch.inputs.to(device), batch.targets.to(device))
+
+
+def cross_entropy_of(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss of a language model that gives logits, or an object or tuple that holds them."""
+    output: Any = model(batch.inputs)
+    logits = getattr(output, "logits", output[0] if isinstance(output, tuple) else output)
+    return cross_entropy(logits.flatten(0, 1).float(), batch.targets.flatten())
+
+
+class _Measuring:
+    """The steps of a probe, and what was seen at each."""
+
+    def __init__(self, probe: Probe, model: nn.Module, facts: ModelFacts, parts: Sequence[Part], batch: Batch) -> None:
+        self.probe, self.model, self.facts, self.batch = probe, model, facts, batch
+        self.tensors: dict[str, Tensor] = dict(bare(model).named_parameters())
+        self.parts = [part for part in parts if self.tensors[part.name].requires_grad]
+        self.modules = dict(bare(model).named_modules())
+        self.places = Places.of(facts, self.modules)
+        self.paths = dict.fromkeys([*(p.module for p in self.parts if p.kind != "vector"), *self.places.paths])
+        self.rows: dict[str, Tensor] = {}
+        self.losses: list[float] = []
+        self.initial: list[Sizes] = []
+        self.series: dict[str, list[list[float | None]]] = {}
+        self.maps: dict[str, list[list[float]]] = {}
+        self.of_steps, self.of_totals = WarmNorms(), WarmNorms(rtol=SHOWN)
+
+    def run(self, steppers: Sequence[Optimizer]) -> None:
+        """Steps on one batch, and one more forward pass to see what the last of them did."""
+        start = self._weights()
+        trace = self._forward(step=0, backward=True)
+        self.rows = _rows_in_use(self.parts, self.tensors)
+        self.initial = self._sizes(WarmNorms(method="gram"), start)
+        for step in range(1, self.probe.steps + 1):
+            before, earlier = (start if step == 1 else self._weights()), trace
+            for optimizer in steppers:
+                optimizer.step()
+                optimizer.zero_grad()
+            self._note_weights(before, start)
+            trace = self._forward(step, backward=step < self.probe.steps)
+            self._note_activations(earlier, trace, before)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {part.name: self.tensors[part.name].detach().clone() for part in self.parts}
+
+    def _forward(self, step: int, *, backward: bool) -> Trace:
+        with tracing(self.modules, self.paths, self.batch.inputs.numel()) as trace, torch.set_grad_enabled(backward):
+            loss = (self.probe.loss or cross_entropy_of)(self.model, self.batch)
+        self._note_loss(loss, step)
+        for name, values in self.places.measured(trace).items():
+            self.maps.setdefault(name, []).append([_short(value) for value in values])
+        if backward:
+            loss.backward()
+        return trace
+
+    def _note_weights(self, before: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> None:
+        now = {name: self.tensors[name].detach() for name in before}
+        steps = self._sizes(self.of_steps, {name: now[name] - before[name] for name in before})
+        self._note("step", steps)
+        if before is start:  # the first step is all that has happened
+            self.of_totals.starts = dict(self.of_steps.starts)
+            self._note("moved", steps)
+        else:
+            self._note("moved", self._sizes(self.of_totals, {name: now[name] - start[name] for name in before}))
+
+    def _note_loss(self, value: Tensor, step: int) -> None:
+        number = float(value.detach())
+        if not math.isfinite(number):
+            raise NonFiniteError(
+                f"the loss is {number} at step {step} of build({self.probe.name}={self.probe.value}), seed "
+                f"{self.probe.seed}: it diverged. Take a smaller lr than {self.probe.setup.lr:g}."
+            )
+        self.losses.append(_short(number))
+
+    def _sizes(self, norms: WarmNorms, tensors: Mapping[str, Tensor]) -> list[Sizes]:
+        """Norms of every part, with its multiplier."""
+        matrices = [part.of(tensors[part.name]) for part in self.parts if part.kind == "matrix"]
+        spectral = iter(norms.of(matrices))
+        found: list[Sizes] = []
+        for part in self.parts:
+            if part.kind == "matrix":
+                one = next(spectral)
+            else:  # the root mean square: over the rows in use of a row's length, or over the entries of a vector
+                tensor = tensors[part.name]
+                size = rms(tensor) if part.kind == "vector" else rms(tensor[self.rows[part.name]]) * part.n_out**0.5
+                one = Sizes(size, size)
+            found.append(Sizes(one.spectral * part.multiplier, one.frobenius * part.multiplier))
+        return found
+
+    def _note(self, name: str, sizes: Sequence[Sizes]) -> None:
+        self.series.setdefault(name, []).append([_short(size.spectral) for size in sizes])
+        self.series.setdefault(f"{name}_frobenius", []).append([_short(size.frobenius) for size in sizes])
+
+    def _note_activations(self, earlier: Trace, now: Trace, before: Mapping[str, Tensor]) -> None:
+        columns: dict[str, list[float | None]] = {name: [] for name in ("h", "dh", "dw_x", "w_dx")}
+        for part in self.parts:
+            numbers = self._activations(part, earlier, now, before[part.name])
+            for name, column in columns.items():
+                column.append(_short(numbers[name]) if name in numbers else None)
+        for name, column in columns.items():
+            self.series.setdefault(name, []).append(column)
+
+    def _activations(self, part: Part, earlier: Trace, now: Trace, before: Tensor) -> dict[str, float]:
+        """Δh = ΔW·x + W·Δx, with x before the step and W after it, so that the two add up to Δh."""
+        path = part.module
+        if part.kind == "vector" or path not in now.outputs or path not in earlier.outputs:
+            return {}
+        h = part.outputs(now.outputs[path], 1)
+        found = {"h": rms(h), "dh": rms(h - part.outputs(earlier.outputs[path], 1))}
+        if part.kind == "table" or path not in now.inputs or now.inputs[path].shape[1] != part.n_in:
+            return found
+        x, after = earlier.inputs[path], self.tensors[part.name].detach()
+        W, dW = part.of(after).to(x.dtype), part.of(after - before).to(x.dtype)
+        found["dw_x"] = rms(x @ dW.mT) * part.multiplier
+        found["w_dx"] = rms((now.inputs[path] - x) @ W.mT) * part.multiplier
+        return found
+
+    def result(self, made: Plan) -> dict[str, Any]:
+        fields = ("name", "role", "kind", "layer", "n_out", "n_in", "repetitions")
+        sizes = ("wanted", "predicted_start", "predicted_step")
+        parts: dict[str, list[Any]] = {name: [getattr(part, name) for part in self.parts] for name in fields}
+        parts |= {name: [_short(getattr(part, name)) for part in self.parts] for name in sizes}
+        parts |= {
+            "start": [_short(size.spectral) for size in self.initial],
+            "start_frobenius": [_short(size.frobenius) for size in self.initial],
+        }
+        dimensions = {"r": self.facts.repetitions, "width": self.facts.width, "depth": self.facts.depth}
+        beta = float(made.rule.beta(self.facts.depth)) if made.rule.depth != "none" else 1.0
+        return {
+            "value": self.probe.value, "seed": self.probe.seed, **dimensions, "beta": _short(beta),
+            "losses": self.losses, "parts": parts, "series": self.series, "maps": self.maps,
+        }  # fmt: skip
+
+
+def _rows_in_use(parts: Sequence[Part], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of each table, the rows that this batch looks up: the others do not move."""
+    found: dict[str, Tensor] = {}
+    for part in parts:
+        gradient = tensors[part.name].grad
+        if part.kind == "table" and gradient is not None:
+            found[part.name] = gradient.abs().amax(dim=1).nonzero().flatten()
+    return found
+
+
+def _short(value: float) -> float:
+    """Six digits: more than the norms have, and half the size of the file."""
+    return float(f"{value:.6g}")

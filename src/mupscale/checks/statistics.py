@@ -1,0 +1,212 @@
+"""The statistics of a check: how each comes from a run's norms, what theory predicts of it, and whether it is judged.
+
+A run is the dictionary that `run_probe` returns. A statistic has a value for each part (or map) and step.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from mupscale.checks.parts import random_coherence
+
+Run = Mapping[str, Any]
+Quantity = Literal["r", "width", "depth"]
+THIN = ("readout", "router")
+"""Few outputs whose number does not grow: their own initial norm, σ(√n_in + √n_out), does not go like the target."""
+
+
+@dataclass(frozen=True)
+class PartView:
+    """One part of one run."""
+
+    run: Run
+    index: int
+
+    def __getattr__(self, name: str) -> Any:
+        return self.run["parts"][name][self.index]
+
+    def series(self, name: str) -> list[float | None]:
+        return [row[self.index] for row in self.run["series"][name]]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A number for each part and step. `predicted` is its course over the values by theory, up to a constant."""
+
+    name: str
+    label: str
+    measured: Callable[[PartView], Sequence[float | None]]
+    predicted: Callable[[PartView], float | None]
+    judged: bool = False
+    kinds: tuple[str, ...] = ("matrix", "table")
+    roles: tuple[str, ...] = ()
+    first_layer: bool = False
+
+    def takes(self, part: PartView) -> bool:
+        if part.kind not in self.kinds or (self.roles and part.role not in self.roles):
+            return False
+        return not self.first_layer or part.layer == 0
+
+
+def _over(name: str, scale: Callable[[PartView], float]) -> Callable[[PartView], list[float | None]]:
+    """A series of the run, divided."""
+
+    def measured(part: PartView) -> list[float | None]:
+        by = scale(part)
+        return [None if value is None or not by else value / by for value in part.series(name)]
+
+    return measured
+
+
+def _one(_: PartView) -> float:
+    return 1.0
+
+
+def update_scale(part: PartView) -> float:
+    """What an update must keep up with: the initial norm; for a thin readout the spectral target √(1/n_in)."""
+    return 1 / math.sqrt(part.n_in) if part.role in THIN else part.start
+
+
+def _predicted_scale(part: PartView) -> float:
+    return 1 / math.sqrt(part.n_in) if part.role in THIN else part.predicted_start
+
+
+def _ratio(top: float, bottom: float) -> float | None:
+    return top / bottom if top and bottom else None
+
+
+def _expected_scale(part: PartView) -> float:
+    """‖A‖_F/√n_in is the root mean square of ‖Ax‖/‖x‖; a table's rows are that already."""
+    return math.sqrt(part.n_in) if part.kind == "matrix" else 1.0
+
+
+_INPUTS = ("query", "key", "value", "mlp_in")
+_SHARED = ("key", "value")
+
+STATISTICS: Mapping[str, Statistic] = {
+    one.name: one
+    for one in (
+        Statistic(
+            "update",
+            "‖ΔW‖/‖W0‖",
+            _over("step", update_scale),
+            lambda p: _ratio(p.predicted_step, _predicted_scale(p)),
+            judged=True,
+        ),
+        Statistic(
+            "start",
+            "‖W0‖/σ(√n_in+√n_out)",
+            lambda p: [_ratio(p.start, p.wanted)],
+            lambda p: _ratio(p.predicted_start, p.wanted),
+            judged=True,
+        ),
+        Statistic("weight", "‖W0‖", lambda p: [p.start or None], lambda p: p.predicted_start or None),
+        Statistic("step", "‖ΔW‖", _over("step", _one), lambda p: p.predicted_step or None),
+        Statistic("total", "‖W−W0‖/‖W0‖", _over("moved", update_scale), lambda p: _ratio(p.predicted_step, _predicted_scale(p))),
+        Statistic("moved", "‖W−W0‖", _over("moved", _one), lambda p: p.predicted_step or None),
+        Statistic(
+            "expected",
+            "‖ΔW‖_E",
+            _over("step_frobenius", _expected_scale),
+            lambda p: p.predicted_step / _expected_scale(p) or None,
+        ),
+        Statistic(
+            "expected-weight",
+            "‖W0‖_E",
+            lambda p: [p.start_frobenius / _expected_scale(p) or None],
+            lambda p: p.predicted_start * math.sqrt(p.n_out) / (math.sqrt(p.n_out) + math.sqrt(p.n_in)) or None,
+            kinds=("matrix",),
+        ),
+        Statistic(
+            "repeated",
+            "‖ΔW⊕‖",
+            _over("step", lambda p: 1 / math.sqrt(p.repetitions)),
+            lambda p: p.predicted_step * math.sqrt(p.repetitions) or None,
+            roles=_SHARED,
+        ),
+        Statistic(
+            "repeated-weight",
+            "‖W0⊕‖",
+            lambda p: [p.start * math.sqrt(p.repetitions)],
+            lambda p: p.predicted_start * math.sqrt(p.repetitions) or None,
+            roles=_SHARED,
+        ),
+        Statistic("vector", "RMS(Δ) of gains and biases", _over("step", _one), lambda p: p.predicted_step or None, kinds=("vector",)),
+        Statistic("h", "‖h‖", _over("h", _one), lambda _: None),
+        Statistic("dh", "‖Δh‖", _over("dh", _one), lambda _: None),
+        Statistic("dw_x", "‖ΔW·x‖", _over("dw_x", _one), lambda _: None, kinds=("matrix",)),
+        Statistic("w_dx", "‖W·Δx‖", _over("w_dx", _one), lambda _: None, kinds=("matrix",)),
+        Statistic(
+            "first-layer",
+            "‖ΔW·x‖, first layer",
+            _over("dw_x", _one),
+            # A coherent step meets inputs that it is aligned with: ‖ΔW·x‖ = ‖ΔW‖‖x‖.
+            lambda p: p.predicted_step * math.sqrt(p.n_in / p.n_out) or None,
+            roles=_INPUTS,
+            first_layer=True,
+        ),
+        Statistic(
+            "coherence",
+            "κ = ‖ΔW‖/‖ΔW‖_F",
+            lambda p: [_ratio(s or 0, f or 0) for s, f in zip(p.series("step"), p.series("step_frobenius"), strict=True)],
+            lambda _: 1.0,
+            kinds=("matrix",),
+        ),
+    )
+}  # fmt: skip
+
+MAPS: Mapping[str, str] = {
+    "attention": "L × ‖φ(x)‖/‖x‖",
+    "mlp": "L × ‖φ(x)‖/‖x‖",
+    "block": "‖φ(x)‖/‖x‖",
+    "stream": "‖x_L‖/‖x_0‖",
+}
+"""The maps of a block and the whole stack of them. Of L branches each may add a share of 1/L to the stream."""
+ONLY_GROWTH = ("block", "stream")
+"""Both tend to 1 from above as branches shrink: a fall is no fault."""
+
+
+def parts(run: Run) -> Iterator[PartView]:
+    return (PartView(run, index) for index in range(len(run["parts"]["name"])))
+
+
+def roles(run: Run, statistic: Statistic) -> list[str]:
+    """The roles that a statistic has numbers for, in the order of the model."""
+    taken = [part for part in parts(run) if statistic.takes(part)]
+    return list(dict.fromkeys(p.role for p in taken if any(v for v in statistic.measured(p))))
+
+
+def by_step(run: Run, statistic: Statistic, role: str) -> list[float]:
+    """The geometric mean over layers at each step."""
+    taken = [p for p in parts(run) if statistic.takes(p) and p.role == role]
+    columns = [[value for value in statistic.measured(part)] for part in taken]
+    columns = [column for column in columns if all(column)]
+    return np.exp(np.mean(np.log(np.array(columns, dtype=float)), axis=0)).tolist() if columns else []
+
+
+def predicted(run: Run, statistic: Statistic, role: str) -> float | None:
+    """The geometric mean over layers; None where theory has none."""
+    found = [statistic.predicted(p) for p in parts(run) if statistic.takes(p) and p.role == role]
+    return None if not all(found) else math.exp(sum(math.log(value or 1) for value in found) / len(found))
+
+
+def map_by_step(run: Run, name: str) -> list[float]:
+    """The geometric mean over blocks at each step, the first of which is the start; of the stream, its growth."""
+    rows = run["maps"].get(name, [])
+    if name == "stream":
+        return [row[-1] / row[0] for row in rows]
+    factor = run["depth"] if MAPS[name].startswith("L") else 1
+    return [factor * math.exp(sum(math.log(value) for value in row) / len(row)) for row in rows]
+
+
+def predicted_map(run: Run, name: str) -> float | None:
+    return run["depth"] * run["beta"] if MAPS[name].startswith("L") else None
+
+
+def noise_coherence(run: Run, role: str) -> float:
+    """What κ would be if the updates of a role were independent noise."""
+    found = [random_coherence(p.n_out, p.n_in) for p in parts(run) if p.role == role and p.kind == "matrix"]
+    return math.exp(sum(map(math.log, found)) / len(found))

@@ -1,0 +1,59 @@
+"""What goes into and comes out of matrices and blocks in one forward pass, at a few tokens."""
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOKENS = 64
+"""Tokens looked at, evenly spread over the batch: enough for a root mean square, a small share of the cost."""
+
+
+@dataclass
+class Trace:
+    """Inputs and outputs (tokens, size) by the path of their module."""
+
+    inputs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    outputs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+@contextmanager
+def tracing(modules: Mapping[str, nn.Module], paths: Iterable[str], tokens: int) -> Generator[Trace]:
+    """Record the modules at `paths` while they are called for a batch of that many tokens; the model is unchanged."""
+    trace = Trace()
+    with ExitStack() as hooks:
+        for path in paths:
+            handle = modules[path].register_forward_hook(_recorder(trace, path, tokens), with_kwargs=True)
+            hooks.callback(handle.remove)
+        yield trace
+
+
+def _recorder(trace: Trace, path: str, tokens: int) -> Any:
+    def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any], output: Any) -> None:
+        given = next((value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None)
+        made = output[0] if isinstance(output, tuple) and output else output
+        for tensor, kept in ((given, trace.inputs), (made, trace.outputs)):
+            sampled = _sample(tensor, tokens)
+            if sampled is not None and path not in kept:
+                kept[path] = sampled
+
+    return hook
+
+
+def _sample(tensor: Any, tokens: int) -> Tensor | None:
+    """Some tokens of a batch of vectors; None for anything else, such as the tokens that reach one expert."""
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim < 2:
+        return None
+    rows = tensor.detach().reshape(-1, tensor.shape[-1])
+    if len(rows) != tokens:
+        return None
+    every = torch.linspace(0, tokens - 1, min(TOKENS, tokens), device=rows.device).round().long()
+    return rows[every].float() if rows.dtype in (torch.float16, torch.bfloat16) else rows[every]
+
+
+def rms(tensor: Tensor) -> float:
+    """Root mean square over all entries."""
+    return float(torch.linalg.vector_norm(tensor)) / tensor.numel() ** 0.5

@@ -1,0 +1,177 @@
+"""Finished jobs as JSON lines that only grow: what is being run first, then a line for each result."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mupscale.errors import NonFiniteError, OptionError, StorageError
+from mupscale.records import write_whole
+
+_ABSENT = object()
+
+
+class Ledger:
+    """An open ledger, which no other process can open meanwhile."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.path = path
+        with ExitStack() as opened:
+            self._lock = _locked(path)
+            opened.callback(os.close, self._lock)
+            self.results: dict[str, Any] = _prepared(path, about)
+            self._file = _opened(path, os.O_WRONLY | os.O_APPEND)
+            opened.pop_all()  # all went well: they stay open
+
+    def append(self, job: str, result: Any) -> None:
+        """On disk when this returns; on a disk that will not take it, the ledger stays as it was."""
+        line = _line({"job": job, "result": result}, f"job {job!r}")
+        size = os.fstat(self._file).st_size
+        try:
+            _write(self._file, line)
+            os.fsync(self._file)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file, size)
+            reason = error.strerror or str(error)
+            raise StorageError(
+                f"could not write {self.path}: {reason}. Free some room and run the same again; "
+                "the results before this one are intact."
+            ) from error
+        self.results[job] = result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+        os.close(self._lock)
+
+
+def _locked(path: Path) -> int:
+    """A lock beside the ledger (which itself is replaced when it is repaired). The system drops it with the process."""
+    file = _opened(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT)
+    try:
+        _claim(file, path)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _opened(path: Path, flags: int) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"could not open {path}: {reason}. Free some room or choose another folder.") from error
+
+
+def _claim(file: int, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        owner = os.read(file, 20).decode(errors="replace") or "its number is not known"
+        raise OptionError(
+            f"{path} is in use by another process ({owner}). Wait until it has ended, or choose another folder."
+        ) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"could not lock {path}: {reason}. Choose a folder on a disk of this machine.") from error
+    with suppress(OSError):  # on a full disk it is not told who has it
+        os.ftruncate(file, 0)
+        _write(file, str(os.getpid()).encode())
+
+
+def _prepared(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+    """The results so far, in a file that is whole: begun, or repaired, if it has to be."""
+    header = _line({"about": about}, "what is being run")
+    content = _content(path)
+    if not content:
+        write_whole(path, header)
+        return {}
+    whole = content[: content.rfind(b"\n") + 1]
+    results = _read(path, whole.split(b"\n")[:-1], json.loads(header)["about"])
+    if whole != content:
+        write_whole(path, whole)
+    return results
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise StorageError(f"could not read {path}: {error.strerror or error}. Choose another file.") from error
+
+
+def _read(path: Path, lines: list[bytes], about: dict[str, Any]) -> dict[str, Any]:
+    rows = [_row(path, number, line) for number, line in enumerate(lines, start=1)]
+    if not rows or rows[0].keys() != {"about"}:
+        raise StorageError(f"{path} is not a ledger of jobs: its first line does not say what was run. Choose another.")
+    changed = list(_differences(rows[0]["about"], about))
+    if changed:
+        raise OptionError(
+            f"{path} holds the jobs of another config ({'; '.join(changed)}). Choose another folder, or the "
+            "settings that it was begun with."
+        )
+    results: dict[str, Any] = {}
+    for number, row in enumerate(rows[1:], start=2):
+        if row.keys() != {"job", "result"} or row["job"] in results:
+            raise StorageError(f"{path}, line {number} is not the result of one job. Restore the file from a copy.")
+        results[row["job"]] = row["result"]
+    return results
+
+
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line, parse_constant=_refuse)
+    except ValueError as error:
+        raise StorageError(f"{path}, line {number} is not JSON: {error}. Restore the file from a copy.") from error
+    if not isinstance(row, dict):
+        raise StorageError(f"{path}, line {number} is not a JSON object. Restore the file from a copy.")
+    return row
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"it holds {constant}")
+
+
+def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
+    """What differs, by its dotted name.
+
+    >>> list(_differences({"lr": 0.1, "model": {"width": 64, "depth": 2}}, {"model": {"width": 128, "depth": 2}}))
+    ['lr: 0.1 → absent', 'model.width: 64 → 128']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old | new:
+            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else key)
+    elif old != new:
+        yield f"{name}: {_shown(old)} → {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is _ABSENT else json.dumps(value)
+
+
+def _line(row: Mapping[str, Any], what: str) -> bytes:
+    try:
+        return json.dumps(row, allow_nan=False).encode() + b"\n"
+    except ValueError as error:
+        raise NonFiniteError(f"{what} holds NaN or infinity, which JSON cannot carry. Use None instead.") from error
+    except TypeError as error:
+        raise OptionError(f"{what} cannot be written as JSON: {error}.") from error
+
+
+def _write(file: int, content: bytes) -> None:
+    """All of it: the system may take a part at a time."""
+    while content:
+        content = content[os.write(file, content) :]

@@ -1,0 +1,103 @@
+"""`python -m mupscale.engines.worker`: a process that waits for jobs on its input until the input ends.
+
+It gets one message that sets it up, one with the function, and then one for each job, which it answers.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+import cloudpickle
+
+from mupscale.engines.answers import answer
+from mupscale.engines.wire import framed, read_message
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> None:
+    _take_signals()
+    requests, answers = _protected_pipes()
+    setup = read_message(requests)
+    if setup is not None:
+        _set_up(**json.loads(setup))
+        try:
+            _serve(requests, answers)
+        except BrokenPipeError:  # the driver has gone: nobody is left to tell
+            os._exit(1)
+
+
+def _take_signals() -> None:
+    """Ctrl-C reaches every process of the terminal, and the driver decides; it held these back until now."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+def _protected_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """The pipes to the driver, out of reach of jobs that print, read their input, or start processes."""
+    requests, answers = os.dup(0), os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    # A process that a job forks must not keep them open: the driver knows by their end that this one has died.
+    os.register_at_fork(after_in_child=lambda: [os.dup2(nowhere, pipe) for pipe in (requests, answers)])
+    return os.fdopen(requests, "rb"), os.fdopen(answers, "wb")
+
+
+def _set_up(driver: int, path: list[str], pythonpath: str | None) -> None:
+    sys.path[:] = path
+    if pythonpath is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = pythonpath
+    _die_with(driver)
+
+
+def _die_with(driver: int) -> None:
+    """End with the driver, also in the middle of a job: at once where Linux does it, else within a second.
+
+    Linux means the thread that started this process; the driver's stays until its workers have gone.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_watch, args=(driver,), daemon=True).start()
+
+
+def _watch(driver: int) -> None:
+    while os.getppid() == driver:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    function = _once(read_message(requests) or b"")
+    while (payload := read_message(requests)) is not None:
+        text = answer(lambda payload=payload: function()(cloudpickle.loads(payload)))
+        answers.write(framed(text.encode()))
+        answers.flush()
+
+
+def _once(pickled: bytes) -> Callable[[], Callable[[Any], Any]]:
+    """The function, loaded inside the first job: an import that fails is then the job's answer."""
+    loaded: list[Callable[[Any], Any]] = []
+
+    def load() -> Callable[[Any], Any]:
+        if not loaded:
+            loaded.append(cloudpickle.loads(pickled))
+        return loaded[0]
+
+    return load
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Logarithmic axes that a reader can read: comparable ranges, and ticks that are never missing.
+
+Left alone, matplotlib labels powers of ten only, so data that span 10 % get an axis without one number.
+"""
+
+import math
+from collections.abc import Sequence
+
+Limits = tuple[float, float]
+
+_LEAST_TICKS = 3
+
+# (decades from tick to tick, mantissas within a decade), coarse to fine. The finest has three ticks in any factor of 4.
+_SERIES: Sequence[tuple[int, Sequence[float]]] = (
+    *((stride, (1,)) for stride in (200, 100, 50, 20, 10, 5, 2, 1)),
+    (1, (1, 3)),
+    (1, (1, 2, 5)),
+    (1, (1, 1.5, 2, 3, 5, 7)),
+)
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def comparable_limits(ranges: Sequence[Limits], least_factor: float = 4.0) -> list[Limits]:
+    """Each range about its own centre, with the same factor from bottom to top in all, so that slopes compare.
+
+    >>> comparable_limits([(1.0, 1.0), (8.0, 8.0)])
+    [(0.5, 2.0), (4.0, 16.0)]
+    """
+    # 6 % of air above and below the widest, as room for its markers.
+    widest = max(math.log2(high) - math.log2(low) for low, high in ranges) * 1.12
+    half = max(math.log2(least_factor), widest) / 2
+    centres = [(math.log2(low) + math.log2(high)) / 2 for low, high in ranges]
+    return [(2 ** (centre - half), 2 ** (centre + half)) for centre in centres]
+
+
+def comparable_ticks(limits: Sequence[Limits]) -> list[list[float]]:
+    """The coarsest round numbers that put at least three ticks on every axis.
+
+    >>> comparable_ticks([(0.5, 2.0), (4.0, 16.0)])
+    [[0.5, 0.7, 1.0, 1.5, 2.0], [5.0, 7.0, 10.0, 15.0]]
+    >>> comparable_ticks([(0.008, 1.2)])
+    [[0.01, 0.1, 1.0]]
+    """
+    ticks: list[list[float]] = []
+    for stride, mantissas in _SERIES:
+        ticks = [_ticks_within(low, high, stride, mantissas) for low, high in limits]
+        if all(len(some) >= _LEAST_TICKS for some in ticks):
+            break
+    return ticks
+
+
+def _ticks_within(low: float, high: float, stride: int, mantissas: Sequence[float]) -> list[float]:
+    first = math.floor(math.log10(low) / stride) * stride
+    last = math.ceil(math.log10(high))
+    # Parsed, not multiplied: 1.5 × 10⁻¹ is then the float that prints as 0.15.
+    ticks = [float(f"{mantissa}e{power}") for power in range(first, last + 1, stride) for mantissa in mantissas]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def plain_number(value: float) -> str:
+    """A positive number as people write it; powers of ten only where zeros would have to be counted.
+
+    >>> [plain_number(value) for value in (0.02, 1.0, 1500.0, 1e-7, 2e-5, 3e8)]
+    ['0.02', '1', '1500', '10⁻⁷', '2×10⁻⁵', '3×10⁸']
+    """
+    if 1e-4 <= value < 1e5:
+        return f"{value:g}"
+    mantissa, _, exponent = f"{value:.6e}".partition("e")
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
+    return power if float(mantissa) == 1 else f"{float(mantissa):g}×{power}"

@@ -1,0 +1,73 @@
+"""`Family`: a model by name in which one dimension is varied, built with memory for its weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from mupscale.errors import DimensionError, OptionError, UnknownNameError
+from mupscale.models import GPT
+from mupscale.reading.config import HEADS, KV_HEADS
+from mupscale.targets import functions
+from mupscale.targets.huggingface import build, create, is_config
+from mupscale.targets.keys import is_positive, key_among
+from mupscale.targets.proxies import proxy
+from mupscale.targets.resolving import resolve
+from mupscale.targets.settings import split_settings
+
+VARIED = ("n_kv_heads", "r", "width", "depth")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A function of one dimension: family(n_kv_heads=4), or r, width or depth. `name` is anything a target may be.
+
+    A new width keeps head_dim, r and the ratio of the feed-forward part. A function of one's own is called with the
+    dimension as an argument, under whatever name it has.
+
+    >>> model = Family("gpt:cpu_64_r2")(width=128)
+    >>> model.config.n_heads, model.config.n_kv_heads
+    (8, 4)
+    """
+
+    name: str
+
+    def __call__(self, **change: int) -> nn.Module:
+        head, settings = split_settings(self.name)
+        if functions.PATTERN.fullmatch(head) and not head.startswith(("gpt:", "hf:")):
+            return self._own(head, settings, change)
+        ((dimension, value),) = change.items()
+        if dimension not in VARIED:
+            raise UnknownNameError("dimension to vary", dimension, VARIED)
+        if not is_positive(value):
+            raise DimensionError(f"{dimension}={value!r} is not a positive whole number. Choose at least 1.")
+        target = resolve(self.name)
+        if target.config is None:
+            shape: Any = target.model.config
+            return GPT(shape.resized(**change))
+        return build(self._changed(target.config, dimension, value), where=self.name, device="cpu")
+
+    def _own(self, head: str, settings: Mapping[str, Any], change: Mapping[str, int]) -> nn.Module:
+        made = functions.call(head, {**settings, **change}, device="cpu")
+        if is_config(made):
+            return build(made, where=self.name, device="cpu")
+        if not isinstance(made, nn.Module):
+            raise OptionError(f"{self.name} returned a value of type {type(made).__name__}. It must return a model.")
+        return made
+
+    def _changed(self, config: Any, dimension: str, value: int) -> Any:
+        if dimension in ("width", "depth"):
+            return proxy(config, **{dimension: value})
+        values = config.to_dict()
+        heads, kv_heads = key_among(values, HEADS), key_among(values, KV_HEADS)
+        if heads is None or kv_heads is None:
+            raise OptionError(
+                f"{self.name}: {type(config).__name__} has no number of key/value heads of its own. Vary the width or "
+                "the depth, or choose a model with grouped-query attention."
+            )
+        if dimension == "r":
+            if values[heads] % value:
+                raise DimensionError(f"r={value} does not divide {heads}={values[heads]}.")
+            value = values[heads] // value
+        return create(type(config), {**values, kv_heads: value}, self.name)

@@ -1,0 +1,550 @@
+"""Workers do what this process would do, survive what jobs do to them, and never outlive their driver."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mupscale.engines import Local, carry_out
+from mupscale.engines.process import Worker
+from mupscale.errors import (
+    InterruptedJobsError,
+    InterruptedRunError,
+    JobError,
+    MissingExtraError,
+    MupscaleError,
+    NonFiniteError,
+    OptionError,
+    StorageError,
+    UnknownNameError,
+)
+
+TWO = Local(workers=2)
+HERE = Local(workers=0)
+
+
+def noisy(seed: int) -> dict:
+    generator = random.Random(seed)
+    return {"seed": seed, "values": [generator.gauss(0, 1) for _ in range(5)]}
+
+
+def workers_of(driver: int) -> list[int]:
+    """Those of its children that are workers, zombies left out; by /proc, so that nothing of ours is asked."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            command = (stat.parent / "cmdline").read_text()
+        except OSError:  # it ended meanwhile
+            continue
+        if fields[0] != "Z" and int(fields[1]) == driver and "mupscale.engines.worker" in command:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def wait_for(condition, seconds: float = 8.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    pytest.fail("it did not happen in time")
+
+
+def is_gone(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running():
+    yield
+    assert workers_of(os.getpid()) == []
+
+
+class TestResults:
+    def test_are_those_of_this_process(self):
+        jobs = {f"job-{seed}": seed for seed in range(20)}
+        assert carry_out(noisy, jobs, engine=TWO) == {job: noisy(seed) for job, seed in jobs.items()}
+
+    def test_come_in_the_order_of_the_jobs(self):
+        def slow_first(seconds):
+            time.sleep(seconds)
+            return seconds
+
+        done = carry_out(slow_first, {"a": 0.3, "b": 0, "c": 0}, engine=TWO)
+        assert list(done) == ["a", "b", "c"]
+
+    @pytest.mark.parametrize("engine", [TWO, HERE])
+    def test_are_json_values_wherever_they_were_computed(self, engine):
+        assert carry_out(lambda n: {n: (n, None)}, {"a": 1}, engine=engine) == {"a": {"1": [1, None]}}
+
+    def test_of_lambdas_closures_and_local_classes(self):
+        class Doubler:
+            factor = 2
+
+            def __call__(self, value):
+                return self.factor * value + offset
+
+        offset = 5
+        assert carry_out(lambda n: Doubler()(n), {"a": 1, "b": 2}, engine=TWO) == {"a": 7, "b": 9}
+        assert carry_out(Doubler(), {"a": 1, "b": 2}, engine=TWO) == {"a": 7, "b": 9}
+
+    def test_of_no_jobs_at_all(self):
+        assert carry_out(noisy, {}, engine=TWO) == {}
+        assert list(TWO.run(noisy, {})) == []
+
+    def test_however_large_they_are(self):
+        megabyte = 1 << 20
+        jobs = {"a": bytes(10 * megabyte), "b": bytes(11 * megabyte), "c": b"", "d": bytes(10 * megabyte)}
+        done = carry_out(lambda payload: "x" * len(payload), jobs, engine=TWO)
+        assert {job: len(text) for job, text in done.items()} == {job: len(payload) for job, payload in jobs.items()}
+
+    def test_are_reported_as_they_come(self):
+        seen = []
+        carry_out(noisy, {"a": 1, "b": 2, "c": 3}, engine=TWO, report=lambda *at: seen.append(at))
+        assert seen == [(1, 3), (2, 3), (3, 3)]
+
+    def test_are_not_disturbed_by_what_a_job_prints_or_reads(self, capfd):
+        def talkative(n):
+            print("from print", flush=True)
+            os.write(1, b"from a descriptor\n")
+            subprocess.run(["echo", "from a child"], check=True)
+            return [n, sys.stdin.read()]
+
+        assert carry_out(talkative, {"a": 1, "b": 2}, engine=TWO) == {"a": [1, ""], "b": [2, ""]}
+        written = capfd.readouterr()
+        assert written.out == ""
+        for words in ("from print", "from a descriptor", "from a child"):
+            assert written.err.count(words) == 2
+
+
+class TestWorkers:
+    def test_are_as_many_as_asked_but_no_more_than_jobs(self):
+        def where(_):
+            time.sleep(0.2)
+            return os.getpid()
+
+        assert len(set(carry_out(where, dict.fromkeys("abcd"), engine=TWO).values())) == 2
+        assert len(set(carry_out(where, dict.fromkeys("a"), engine=Local(workers=5)).values())) == 1
+        assert set(carry_out(where, dict.fromkeys("ab"), engine=HERE).values()) == {os.getpid()}
+
+    def test_by_default_one_for_each_core_that_may_be_used(self):
+        def where(_):
+            time.sleep(0.2)
+            return os.getpid()
+
+        cores = len(os.sched_getaffinity(0))
+        assert len(set(carry_out(where, dict.fromkeys(map(str, range(2 * cores)))).values())) == cores
+
+    def test_are_not_started_in_vain(self, monkeypatch):
+        started = []
+        monkeypatch.setattr("mupscale.engines.local.Worker", lambda code: started.append(Worker(code)) or started[-1])
+        carry_out(abs, {"a": 1}, engine=Local(workers=5))
+        assert len(started) == 1
+
+    def test_get_the_function_once(self, tmp_path):
+        class Loaded:
+            def __reduce__(self):
+                return load, ()
+
+        def load():
+            with (tmp_path / "loads").open("a") as file:
+                file.write("x")
+            return lambda _: None
+
+        carry_out(Loaded(), dict.fromkeys("abcd"), engine=Local(workers=1))
+        assert (tmp_path / "loads").read_text() == "x"
+
+    def test_one_that_stands_still_does_not_hold_up_the_others(self):
+        """A payload larger than its pipe is on the way to it meanwhile."""
+
+        def work(payload):
+            time.sleep(payload if isinstance(payload, float) else 0)
+            return os.getpid()
+
+        jobs = {"first": 0, "meanwhile": 0.5, "large": bytes(5 << 20), "after": 0}
+        order = []
+        for job, worker in TWO.run(work, jobs):
+            order.append(job)
+            if job == "first":
+                stopped = worker
+                os.kill(stopped, signal.SIGSTOP)
+            if job == "after":
+                os.kill(stopped, signal.SIGCONT)
+        assert order == ["first", "meanwhile", "after", "large"]
+
+    def test_use_one_thread(self, monkeypatch):
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+
+        def threads(_):
+            import torch
+
+            return torch.get_num_threads()
+
+        assert carry_out(threads, {"a": None}, engine=Local(workers=1)) == {"a": 1}
+
+    def test_see_the_path_folder_and_environment_of_the_driver(self, tmp_path, monkeypatch):
+        (tmp_path / "only_here.py").write_text("VALUE = 7")
+        (tmp_path / "json.py").write_text("raise ImportError('the current folder is not on the path')")
+        (tmp_path / "modules").mkdir()
+        (tmp_path / "only_here.py").rename(tmp_path / "modules" / "only_here.py")
+        monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PYTHONPATH", "/somewhere")
+
+        def look(_):
+            import only_here
+
+            return [only_here.VALUE, os.getcwd(), sys.path, os.environ["PYTHONPATH"]]
+
+        done = carry_out(look, {"a": None}, engine=Local(workers=1))
+        assert done["a"] == [7, str(tmp_path), sys.path, "/somewhere"]
+
+    def test_ignore_the_ctrl_c_that_the_terminal_sends_to_all(self):
+        def hit(_):
+            os.kill(os.getpid(), signal.SIGINT)
+            return "still here"
+
+        assert carry_out(hit, {"a": None}, engine=Local(workers=1)) == {"a": "still here"}
+
+    @pytest.mark.parametrize("setting", [{"workers": -1}, {"retries": -2}])
+    def test_a_negative_number_is_refused(self, setting):
+        with pytest.raises(OptionError, match="is negative"):
+            Local(**setting)
+
+
+class TestDeaths:
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+    def test_a_job_whose_worker_dies_is_tried_again(self, tmp_path, number):
+        def dies_once(name):
+            marker = tmp_path / name
+            if name in "bd" and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), number)
+            return name.upper()
+
+        assert carry_out(dies_once, {n: n for n in "abcdef"}, engine=TWO) == {n: n.upper() for n in "abcdef"}
+
+    def test_but_not_for_ever(self, tmp_path):
+        def dies(name):
+            if name == "b":
+                with (tmp_path / "attempts").open("a") as file:
+                    file.write("x")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return name
+
+        ledger = tmp_path / "jobs.jsonl"
+        with pytest.raises(JobError, match=r"job 'b': its worker died 3 times.* was killed by SIGKILL .*memory"):
+            carry_out(dies, {n: n for n in "abc"}, engine=Local(workers=1), ledger=ledger)
+        assert (tmp_path / "attempts").read_text() == "xxx"
+        assert '{"job": "a", "result": "a"}' in ledger.read_text()
+        with pytest.raises(JobError, match="its worker died once"):
+            carry_out(dies, {"b": "b"}, engine=Local(workers=1, retries=0))
+
+    def test_an_exit_status_is_told(self):
+        with pytest.raises(JobError, match=r"job 'a'.* exited with status 7"):
+            carry_out(lambda _: os._exit(7), {"a": None}, engine=Local(workers=1, retries=0))
+
+    def test_is_seen_although_the_job_left_a_process_behind(self, tmp_path):
+        def forks_and_dies(_):
+            if os.fork() == 0:
+                (tmp_path / "child").write_text(str(os.getpid()))
+                time.sleep(60)
+            while not (tmp_path / "child").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        began = time.monotonic()
+        try:
+            with pytest.raises(JobError, match="SIGKILL"):
+                carry_out(forks_and_dies, {"a": None}, engine=Local(workers=1, retries=0))
+        finally:
+            os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
+        assert time.monotonic() - began < 30
+
+    def test_of_a_worker_that_has_nothing_to_do_costs_nobody_a_result(self):
+        done = {}
+        for job, worker in Local(workers=1).run(lambda _: os.getpid(), dict.fromkeys("abcd", bytes(1 << 20))):
+            done[job] = worker
+            os.kill(worker, signal.SIGKILL)
+            wait_for(lambda worker=worker: is_gone(worker))
+        assert len(set(done.values())) == 4
+
+    def test_on_the_arrival_of_a_huge_payload(self, tmp_path):
+        class DiesOnArrival:
+            def __reduce__(self):
+                return die_once, (bytes(10 << 20),)
+
+        def die_once(payload):
+            if not (tmp_path / "marker").exists():
+                (tmp_path / "marker").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return len(payload)
+
+        assert carry_out(lambda n: n, {"a": DiesOnArrival()}, engine=TWO) == {"a": 10 << 20}
+
+
+class OwnError(MupscaleError):
+    exit_status = 9
+
+
+@pytest.mark.parametrize("engine", [TWO, HERE], ids=["workers", "here"])
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("kind", "arguments"),
+        [
+            (OptionError, ("lr=-1 is negative.",)),
+            (UnknownNameError, ("optimizer", "adanw", ["adamw"])),
+            (MissingExtraError, ("matplotlib", "report")),
+            (StorageError, ("could not write x: No space left on device.",)),
+            (InterruptedRunError, (15, 7, "runs/a")),
+            (OwnError, ("mine",)),
+        ],
+    )
+    def test_of_ours_arrive_as_they_were(self, engine, kind, arguments):
+        def fail(_):
+            raise kind(*arguments)
+
+        with pytest.raises(MupscaleError) as caught:
+            carry_out(fail, {"a": None}, engine=engine)
+        error = kind(*arguments)
+        assert type(caught.value) is kind
+        assert (str(caught.value), caught.value.exit_status) == (str(error), error.exit_status)
+        assert any("job 'a'" in note for note in caught.value.__notes__)
+
+    def test_of_others_name_the_job_and_the_place(self, engine):
+        def fail(n):
+            return [1 / n]
+
+        with pytest.raises(JobError) as caught:
+            carry_out(fail, {"good": 1, "bad": 0}, engine=engine)
+        message = str(caught.value)
+        assert message.startswith("job 'bad' failed with ZeroDivisionError: division by zero\n")
+        assert "test_local.py" in message
+        assert "return [1 / n]" in message
+        assert message.count("File") == 1  # no frame of the engine's
+        assert "Traceback (most recent call last)" in caught.value.__notes__[0]
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"loss": [1.0, float("-inf")]}])
+    def test_a_result_that_is_not_finite_is_refused_by_name(self, engine, value, tmp_path):
+        with pytest.raises(NonFiniteError, match=r"job 'a': its result holds (NaN|-?Infinity)"):
+            carry_out(lambda _: value, {"a": None}, engine=engine, ledger=tmp_path / "jobs.jsonl")
+        assert (tmp_path / "jobs.jsonl").read_text().count("\n") == 1
+
+    def test_a_result_that_is_not_json(self, engine):
+        with pytest.raises(JobError, match=r"job 'a' failed with TypeError: .*set is not JSON serializable.* Return"):
+            carry_out(lambda _: {1, 2}, {"a": None}, engine=engine)
+
+    def test_a_job_that_exits(self, engine):
+        with pytest.raises(JobError, match="job 'a' failed with SystemExit: 3"):
+            carry_out(lambda _: sys.exit(3), {"a": None}, engine=engine)
+
+
+class TestTheFirstError:
+    def test_ends_the_others_and_keeps_what_is_finished(self, tmp_path):
+        def work(name):
+            (tmp_path / f"{name}.began").touch()
+            if name == "fails":
+                time.sleep(0.3)
+                raise ValueError("no")
+            time.sleep(0 if name == "quick" else 60)
+            return name
+
+        names = ["quick", "fails", "slow", "never"]
+        ledger, began = tmp_path / "jobs.jsonl", time.monotonic()
+        with pytest.raises(JobError, match="'fails'"):
+            carry_out(work, {n: n for n in names}, engine=TWO, ledger=ledger)
+        assert time.monotonic() - began < 30
+        assert not (tmp_path / "never.began").exists()
+        assert ledger.read_text().splitlines()[1:] == ['{"job": "quick", "result": "quick"}']
+
+    def test_lets_the_others_save_their_state(self, tmp_path):
+        def work(name):
+            def save(*_):
+                (tmp_path / "saved").touch()
+                sys.exit()
+
+            if name == "saves":
+                signal.signal(signal.SIGTERM, save)
+                (tmp_path / "ready").touch()
+                time.sleep(60)
+            while not (tmp_path / "ready").exists():
+                time.sleep(0.01)
+            raise ValueError("no")
+
+        with pytest.raises(JobError):
+            carry_out(work, {n: n for n in ("saves", "fails")}, engine=TWO)
+        assert (tmp_path / "saved").exists()
+
+    def test_is_also_that_of_the_report(self):
+        def refuse(done, total):
+            raise RuntimeError("the screen is broken")
+
+        with pytest.raises(RuntimeError, match="screen"):
+            carry_out(time.sleep, {"a": 0, "b": 60}, engine=TWO, report=refuse)
+
+    def test_a_worker_that_will_not_stop_is_killed(self, monkeypatch, tmp_path):
+        monkeypatch.setattr("mupscale.engines.process.GRACE_SECONDS", 0.3)
+
+        def stubborn(name):
+            if name == "stubborn":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                (tmp_path / "ready").touch()
+                time.sleep(60)
+            while not (tmp_path / "ready").exists():
+                time.sleep(0.01)
+            raise ValueError("no")
+
+        with pytest.raises(JobError):
+            carry_out(stubborn, {n: n for n in ("stubborn", "fails")}, engine=TWO)
+
+
+class TestWhatCannotBeSent:
+    def test_a_function_is_named_with_the_way_out(self):
+        lock = threading.Lock()
+
+        def holds(n):
+            return [n, lock.locked()]
+
+        with pytest.raises(OptionError, match=r"holds' cannot be sent to a worker: .*lock.*workers=0"):
+            carry_out(holds, {"a": 1}, engine=TWO)
+        assert carry_out(holds, {"a": 1}, engine=HERE) == {"a": [1, False]}
+
+    def test_a_payload_too_and_no_result_is_lost_by_it(self, tmp_path):
+        ledger, jobs = tmp_path / "jobs.jsonl", {"a": 1, "b": threading.Lock()}
+        with pytest.raises(OptionError, match=r"payload of job 'b' cannot be sent"):
+            carry_out(lambda _: 0, jobs, engine=Local(workers=1), ledger=ledger)
+        assert ledger.read_text().endswith('{"job": "a", "result": 0}\n')
+
+    def test_a_module_that_the_worker_does_not_find_is_the_answer(self):
+        class Elsewhere:
+            def __reduce__(self):
+                return __import__, ("no_such_module",)
+
+        with pytest.raises(JobError, match=r"job 'a' failed with ModuleNotFoundError.*no_such_module"):
+            carry_out(lambda n: n, {"a": Elsewhere()}, engine=TWO)
+
+
+SCRIPT = """
+    # No guard around the main part, and a function of the script itself.
+    import os, sys, time
+    from pathlib import Path
+    from mupscale.engines import Local, carry_out
+
+    folder = Path(sys.argv[1])
+
+    def work(n):
+        with (folder / f"{n}.runs").open("a") as file:
+            file.write("x")
+        while n >= int(sys_argv[2]) and not (folder / "go").exists():
+            time.sleep(0.02)
+        return n * n
+
+    sys_argv = sys.argv
+    jobs = {str(n): n for n in range(6)}
+    done = carry_out(work, jobs, ledger=folder / "jobs.jsonl", about={"n": 6}, engine=Local(workers=2))
+    print(done)
+"""
+
+
+class Driver:
+    """The script above in a process of its own; jobs from `holding` on wait until they may go on."""
+
+    def __init__(self, folder: Path, holding: int) -> None:
+        self.folder = folder
+        (folder / "script.py").write_text(textwrap.dedent(SCRIPT))
+        self.process = subprocess.Popen(
+            [sys.executable, "script.py", str(folder), str(holding)], cwd=folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    def wait_until_held(self, jobs: tuple[int, ...]) -> list[int]:
+        wait_for(lambda: all((self.folder / f"{n}.runs").exists() for n in jobs))
+        return workers_of(self.process.pid)
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=30)
+        return self.process.returncode, out, err
+
+
+class TestADriver:
+    def test_without_a_guard_or_a_module(self, tmp_path):
+        status, out, err = Driver(tmp_path, holding=99).end()
+        assert (status, err) == (0, "")
+        assert out.strip() == str({str(n): n * n for n in range(6)})
+
+    def test_that_is_killed_takes_its_workers_along_and_is_taken_up_again(self, tmp_path):
+        driver = Driver(tmp_path, holding=3)
+        workers = driver.wait_until_held((3, 4))
+        assert len(workers) == 2
+        driver.process.kill()
+        driver.end()
+        wait_for(lambda: all(map(is_gone, workers)), seconds=4)
+        (tmp_path / "go").touch()
+        status, out, _ = Driver(tmp_path, holding=3).end()
+        assert (status, out.strip()) == (0, str({str(n): n * n for n in range(6)}))
+        rows = [json.loads(line) for line in (tmp_path / "jobs.jsonl").read_text().splitlines()]
+        assert rows[0] == {"about": {"n": 6}}
+        assert sorted(row["job"] for row in rows[1:]) == [str(n) for n in range(6)]
+        runs = [len((tmp_path / f"{n}.runs").read_text()) for n in range(6)]
+        assert runs == [1, 1, 1, 2, 2, 1]
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("to", ["the driver", "all of its group"])
+    def test_that_is_asked_to_stop_leaves_nobody_and_says_how_to_go_on(self, tmp_path, number, to):
+        driver = Driver(tmp_path, holding=3)
+        workers = driver.wait_until_held((3, 4))
+        (os.kill if to == "the driver" else os.killpg)(driver.process.pid, number)
+        status, _, err = driver.end()
+        assert all(map(is_gone, workers))
+        assert status != 0
+        assert "KeyboardInterrupt" not in err.rpartition("InterruptedJobsError")[2]
+        assert f"stopped with 3 of 6 jobs done, which are kept in {tmp_path}/jobs.jsonl. Run the same" in err
+
+    def test_without_the_help_of_linux_the_workers_notice_too(self, tmp_path):
+        """The portable way, apart from the one that the test above goes."""
+        code = """
+            import os, sys, threading, time
+            from mupscale.engines.worker import _watch
+            threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+            print(os.getpid(), flush=True)
+            time.sleep(60)
+        """
+        (tmp_path / "watcher.py").write_text(textwrap.dedent(code))
+        line = f"import subprocess, sys, time; subprocess.Popen([sys.executable, {str(tmp_path / 'watcher.py')!r}])"
+        parent = subprocess.Popen([sys.executable, "-c", f"{line}; time.sleep(60)"], stdout=subprocess.PIPE, text=True)
+        assert parent.stdout is not None
+        watcher = int(parent.stdout.readline())
+        parent.kill()
+        parent.communicate()
+        wait_for(lambda: is_gone(watcher), seconds=4)
+
+
+def test_a_signal_here_becomes_an_error_with_the_right_status():
+    def ask(done, total):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(InterruptedJobsError, match="stopped with 1 of 2 jobs done, and nothing was kept") as caught:
+        carry_out(time.sleep, {"a": 0, "b": 60}, engine=TWO, report=ask)
+    assert caught.value.exit_status == 143
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_in_another_thread():
+    done = []
+    thread = threading.Thread(target=lambda: done.append(carry_out(noisy, {"a": 1, "b": 2}, engine=TWO)))
+    thread.start()
+    thread.join()
+    assert done == [{"a": noisy(1), "b": noisy(2)}]
