@@ -166,20 +166,22 @@ class TestWorkers:
         carry_out(Loaded(), dict.fromkeys("abcd"), engine=Local(workers=1))
         assert (tmp_path / "loads").read_text() == "x"
 
-    def test_one_that_stands_still_does_not_hold_up_the_others(self):
+    def test_one_that_stands_still_does_not_hold_up_the_others(self, tmp_path):
         """A payload larger than its pipe is on the way to it meanwhile."""
 
         def work(payload):
-            time.sleep(payload if isinstance(payload, float) else 0)
+            while payload == "wait" and not (tmp_path / "stopped").exists():
+                time.sleep(0.01)
             return os.getpid()
 
-        jobs = {"first": 0, "meanwhile": 0.5, "large": bytes(5 << 20), "after": 0}
+        jobs = {"first": "", "meanwhile": "wait", "large": bytes(5 << 20), "after": ""}
         order = []
         for job, worker in TWO.run(work, jobs):
             order.append(job)
             if job == "first":
                 stopped = worker
                 os.kill(stopped, signal.SIGSTOP)
+                (tmp_path / "stopped").touch()
             if job == "after":
                 os.kill(stopped, signal.SIGCONT)
         assert order == ["first", "meanwhile", "after", "large"]

@@ -14,7 +14,7 @@ from mupscale.checks.norming import SHOWN, Sizes, WarmNorms
 from mupscale.checks.parts import Base, Part, parts_of
 from mupscale.checks.places import Places
 from mupscale.checks.tracing import Trace, rms, tracing
-from mupscale.data import Batch, Batches, Corpus, open_corpus
+from mupscale.data import Batch, Batches, open_corpus
 from mupscale.data.corpus import Tokens
 from mupscale.errors import DimensionError, NonFiniteError, OptionError
 from mupscale.planning import Plan, plan
@@ -123,18 +123,14 @@ def _device(name: str) -> torch.device:
 
 def _batch(probe: Probe, facts: ModelFacts) -> Batch:
     setup = probe.setup
-    data: Corpus | Tokens
-    if isinstance(probe.data, str):
-        data = open_corpus(probe.data, tokenizer=setup.tokenizer)
-    else:
-        data = probe.data
+    data = open_corpus(probe.data, tokenizer=setup.tokenizer) if isinstance(probe.data, str) else probe.data
     batch = Batches(data, batch=setup.batch, sequence=setup.sequence, seed=probe.seed).at(0)
-    sizes = [max(f.shape) if f.fan_in < 1 else f.fan_in for f in facts.parameters.values() if f.role == "embedding"]
+    vocabulary = min(fact.fan_in for fact in facts.parameters.values() if fact.role == "embedding")
     largest = int(max(tokens.max() for tokens in batch))
-    if sizes and largest >= min(sizes):
+    if largest >= vocabulary:
         raise DimensionError(
-            f"the data hold the token {largest}, and the model has a vocabulary of {min(sizes)}. Build it with a larger "
-            "one, or choose another tokenizer."
+            f"the data hold the token {largest}, and the model has a vocabulary of {vocabulary}. Build it with a "
+            "larger one, or choose another tokenizer."
         )
     device = _device(setup.device)
     return Batch(batch.inputs.to(device), batch.targets.to(device))
@@ -282,5 +278,5 @@ def _rows_in_use(parts: Sequence[Part], tensors: Mapping[str, Tensor]) -> dict[s
 
 
 def _short(value: float) -> float:
-    """Six digits: more than the norms have, and half the size of the file."""
-    return float(f"{value:.6g}")
+    """Five digits: more than the norms have, and half the size of the file."""
+    return float(f"{value:.5g}")

@@ -46,7 +46,7 @@ class CheckResult:
         return EXIT_STATUS[self.verdict]
 
     def finding(self, statistic: str, role: str) -> Finding:
-        """One of them: finding("update", "key")."""
+        """That of a statistic and a role: "update" and "key", say."""
         return next(one for one in self.findings if (one.statistic, one.role) == (statistic, role))
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,7 +84,10 @@ class CheckResult:
         ends = [one for one in self.coherences if one.x in (self.x[0], self.x[-1])]
         if not ends:
             return
-        yield f"coherence κ = ‖ΔW‖/‖ΔW‖_F at {self.quantity} = {self.x[0]} and {self.x[-1]} (noise would give the number in brackets, a coherent update 1):"  # noqa: E501
+        yield (
+            f"coherence κ = ‖ΔW‖/‖ΔW‖_F at {self.quantity} = {self.x[0]} → {self.x[-1]}; in brackets what noise would "
+            "give, a coherent update has 1"
+        )
         for role in dict.fromkeys(one.role for one in ends):
             low, high = (one for one in ends if one.role == role)
             yield (
@@ -97,10 +100,10 @@ class CheckResult:
         for warning in self.warnings:
             yield f"warning: {warning}"
         counts = {verdict: [one for one in self.judged if one.verdict == verdict] for verdict in EXIT_STATUS}
+        words = ", ".join(f"{len(found)} {verdict}" for verdict, found in counts.items() if found)
         yield (
-            f"{self.verdict}: "
-            + ", ".join(f"{len(found)} {verdict}" for verdict, found in counts.items() if found)
-            + f" of {len(self.judged)} judged, intervals of {self.criteria.confidence:.0%} together, tolerance ±{self.criteria.tolerance:g}"
+            f"{self.verdict}: {words} of {len(self.judged)} judged "
+            f"(tolerance ±{self.criteria.tolerance:g}; all intervals together hold with {self.criteria.confidence:.0%})"
         )
         for one in counts["fail"]:
             yield f"  {one.label} of {one.role} {_direction(one)} with {self.quantity}{_as_predicted(one)}."

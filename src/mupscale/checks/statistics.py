@@ -86,77 +86,94 @@ def _expected_scale(part: PartView) -> float:
 _INPUTS = ("query", "key", "value", "mlp_in")
 _SHARED = ("key", "value")
 
-STATISTICS: Mapping[str, Statistic] = {
-    one.name: one
-    for one in (
-        Statistic(
-            "update",
-            "‖ΔW‖/‖W0‖",
-            _over("step", update_scale),
-            lambda p: _ratio(p.predicted_step, _predicted_scale(p)),
-            judged=True,
-        ),
-        Statistic(
-            "start",
-            "‖W0‖/σ(√n_in+√n_out)",
-            lambda p: [_ratio(p.start, p.wanted)],
-            lambda p: _ratio(p.predicted_start, p.wanted),
-            judged=True,
-        ),
-        Statistic("weight", "‖W0‖", lambda p: [p.start or None], lambda p: p.predicted_start or None),
-        Statistic("step", "‖ΔW‖", _over("step", _one), lambda p: p.predicted_step or None),
-        Statistic("total", "‖W−W0‖/‖W0‖", _over("moved", update_scale), lambda p: _ratio(p.predicted_step, _predicted_scale(p))),
-        Statistic("moved", "‖W−W0‖", _over("moved", _one), lambda p: p.predicted_step or None),
-        Statistic(
-            "expected",
-            "‖ΔW‖_E",
-            _over("step_frobenius", _expected_scale),
-            lambda p: p.predicted_step / _expected_scale(p) or None,
-        ),
-        Statistic(
-            "expected-weight",
-            "‖W0‖_E",
-            lambda p: [p.start_frobenius / _expected_scale(p) or None],
-            lambda p: p.predicted_start * math.sqrt(p.n_out) / (math.sqrt(p.n_out) + math.sqrt(p.n_in)) or None,
-            kinds=("matrix",),
-        ),
-        Statistic(
-            "repeated",
-            "‖ΔW⊕‖",
-            _over("step", lambda p: 1 / math.sqrt(p.repetitions)),
-            lambda p: p.predicted_step * math.sqrt(p.repetitions) or None,
-            roles=_SHARED,
-        ),
-        Statistic(
-            "repeated-weight",
-            "‖W0⊕‖",
-            lambda p: [p.start * math.sqrt(p.repetitions)],
-            lambda p: p.predicted_start * math.sqrt(p.repetitions) or None,
-            roles=_SHARED,
-        ),
-        Statistic("vector", "RMS(Δ) of gains and biases", _over("step", _one), lambda p: p.predicted_step or None, kinds=("vector",)),
-        Statistic("h", "‖h‖", _over("h", _one), lambda _: None),
-        Statistic("dh", "‖Δh‖", _over("dh", _one), lambda _: None),
-        Statistic("dw_x", "‖ΔW·x‖", _over("dw_x", _one), lambda _: None, kinds=("matrix",)),
-        Statistic("w_dx", "‖W·Δx‖", _over("w_dx", _one), lambda _: None, kinds=("matrix",)),
-        Statistic(
-            "first-layer",
-            "‖ΔW·x‖, first layer",
-            _over("dw_x", _one),
-            # A coherent step meets inputs that it is aligned with: ‖ΔW·x‖ = ‖ΔW‖‖x‖.
-            lambda p: p.predicted_step * math.sqrt(p.n_in / p.n_out) or None,
-            roles=_INPUTS,
-            first_layer=True,
-        ),
-        Statistic(
-            "coherence",
-            "κ = ‖ΔW‖/‖ΔW‖_F",
-            lambda p: [_ratio(s or 0, f or 0) for s, f in zip(p.series("step"), p.series("step_frobenius"), strict=True)],
-            lambda _: 1.0,
-            kinds=("matrix",),
-        ),
-    )
-}  # fmt: skip
+
+def _predicted_update(part: PartView) -> float | None:
+    return _ratio(part.predicted_step, _predicted_scale(part))
+
+
+def _predicted_step(part: PartView) -> float | None:
+    return part.predicted_step or None
+
+
+def _unknown(_: PartView) -> None:
+    """Theory has no estimate."""
+
+
+def _kappa(part: PartView) -> list[float | None]:
+    pairs = zip(part.series("step"), part.series("step_frobenius"), strict=True)
+    return [_ratio(spectral or 0, frobenius or 0) for spectral, frobenius in pairs]
+
+
+def _repeats(part: PartView) -> float:
+    """‖W⊕‖ = √r ‖W‖, exactly."""
+    return math.sqrt(part.repetitions)
+
+
+_ALL = (
+    Statistic("update", "‖ΔW‖/‖W0‖", _over("step", update_scale), _predicted_update, judged=True),
+    Statistic(
+        "start",
+        "‖W0‖/σ(√n_in+√n_out)",
+        lambda p: [_ratio(p.start, p.wanted)],
+        lambda p: _ratio(p.predicted_start, p.wanted),
+        judged=True,
+    ),
+    Statistic("weight", "‖W0‖", lambda p: [p.start or None], lambda p: p.predicted_start or None),
+    Statistic("step", "‖ΔW‖", _over("step", _one), _predicted_step),
+    Statistic("total", "‖W−W0‖/‖W0‖", _over("moved", update_scale), _predicted_update),
+    Statistic("moved", "‖W−W0‖", _over("moved", _one), _predicted_step),
+    Statistic(
+        "expected",
+        "‖ΔW‖_E",
+        _over("step_frobenius", _expected_scale),
+        lambda p: p.predicted_step / _expected_scale(p) or None,
+    ),
+    Statistic(
+        "expected-weight",
+        "‖W0‖_E",
+        lambda p: [p.start_frobenius / _expected_scale(p) or None],
+        lambda p: p.predicted_start * math.sqrt(p.n_out) / (math.sqrt(p.n_out) + math.sqrt(p.n_in)) or None,
+        kinds=("matrix",),
+    ),
+    Statistic(
+        "repeated",
+        "‖ΔW⊕‖",
+        _over("step", lambda p: 1 / _repeats(p)),
+        lambda p: p.predicted_step * _repeats(p) or None,
+        roles=_SHARED,
+    ),
+    Statistic(
+        "repeated-weight",
+        "‖W0⊕‖",
+        lambda p: [p.start * _repeats(p)],
+        lambda p: p.predicted_start * _repeats(p) or None,
+        roles=_SHARED,
+    ),
+    Statistic(
+        "repeated-expected",
+        "‖ΔW⊕‖_E",
+        _over("step_frobenius", lambda p: _expected_scale(p) / _repeats(p)),
+        lambda p: p.predicted_step * _repeats(p) / _expected_scale(p) or None,
+        roles=_SHARED,
+    ),
+    Statistic("vector", "RMS(Δ)", _over("step", _one), _predicted_step, kinds=("vector",)),
+    Statistic("h", "‖h‖", _over("h", _one), _unknown),
+    Statistic("dh", "‖Δh‖", _over("dh", _one), _unknown),
+    Statistic("dw_x", "‖ΔW·x‖", _over("dw_x", _one), _unknown, kinds=("matrix",)),
+    Statistic("w_dx", "‖W·Δx‖", _over("w_dx", _one), _unknown, kinds=("matrix",)),
+    Statistic(
+        "first-layer",
+        "‖ΔW·x‖, first layer",
+        _over("dw_x", _one),
+        # A coherent step meets inputs that it is aligned with: ‖ΔW·x‖ = ‖ΔW‖‖x‖.
+        lambda p: p.predicted_step * math.sqrt(p.n_in / p.n_out) or None,
+        roles=_INPUTS,
+        first_layer=True,
+    ),
+    Statistic("coherence", "κ = ‖ΔW‖/‖ΔW‖_F", _kappa, lambda _: 1.0, kinds=("matrix",)),
+)
+STATISTICS: Mapping[str, Statistic] = {one.name: one for one in _ALL}
+"""All of them by name, the judged ones first."""
 
 MAPS: Mapping[str, str] = {
     "attention": "L × ‖φ(x)‖/‖x‖",
@@ -182,7 +199,7 @@ def roles(run: Run, statistic: Statistic) -> list[str]:
 def by_step(run: Run, statistic: Statistic, role: str) -> list[float]:
     """The geometric mean over layers at each step."""
     taken = [p for p in parts(run) if statistic.takes(p) and p.role == role]
-    columns = [[value for value in statistic.measured(part)] for part in taken]
+    columns = [list(statistic.measured(part)) for part in taken]
     columns = [column for column in columns if all(column)]
     return np.exp(np.mean(np.log(np.array(columns, dtype=float)), axis=0)).tolist() if columns else []
 

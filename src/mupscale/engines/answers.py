@@ -76,18 +76,13 @@ def _without_engine(frames: TracebackType | None) -> TracebackType | None:
 def _revived(job: str, described: dict[str, Any]) -> MupscaleError:
     """The error as it was, when it is one of ours; else a JobError that tells of it."""
     if described["classes"]:
-        error = _bare(_nearest(described["classes"]), described["message"])
+        kind = _nearest(described["classes"])
+        # Not by __init__, which in some classes composes another message from its arguments.
+        error = kind.__new__(kind, described["message"])
         error.exit_status = described["exit_status"]
     else:
         error = JobError(f"job {job!r} failed with {described['summary']}\n{described['tail']}".rstrip())
     error.add_note(f"in job {job!r}:\n{described['traceback']}")
-    return error
-
-
-def _bare(kind: type[MupscaleError], message: str) -> MupscaleError:
-    """An error with this very message: `__init__` of some classes composes another from its arguments."""
-    error = kind.__new__(kind, message)
-    error.args = (message,)
     return error
 
 

@@ -1,0 +1,49 @@
+"""What the panels of a check show: each role's statistic over the steps, a line a value, with intervals over seeds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+from mupscale.checks import statistics
+from mupscale.checks.judging import Table
+from mupscale.checks.result import CheckResult
+from mupscale.checks.statistics import STATISTICS
+from mupscale.errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Geometric means over layers and seeds at each step, with the interval of the mean over seeds."""
+
+    role: str
+    x: int
+    steps: tuple[int, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def curves(result: CheckResult, statistic: str) -> list[Curve]:
+    """Role by role, and for each the values in rising order."""
+    if statistic not in STATISTICS:
+        raise UnknownNameError("statistic", statistic, STATISTICS)
+    chosen, table = STATISTICS[statistic], Table(result.runs, result.quantity)
+    return [
+        _curve(role, x, [statistics.by_step(table.at(x, seed), chosen, role) for seed in table.seeds], result)
+        for role in statistics.roles(result.runs[0], chosen)
+        for x in table.x
+    ]
+
+
+def _curve(role: str, x: int, by_seed: Sequence[Sequence[float]], result: CheckResult) -> Curve:
+    logs = np.log(np.array(by_seed))
+    count = len(logs)
+    reach = (
+        -float(stdtrit(count - 1, (1 - result.criteria.confidence) / 2)) * logs.std(axis=0, ddof=1) / math.sqrt(count)
+    )
+    mean = logs.mean(axis=0)
+    low, centre, high = (tuple(np.exp(line).tolist()) for line in (mean - reach, mean, mean + reach))
+    return Curve(role, x, tuple(range(1, len(centre) + 1)), centre, low, high)

@@ -1,0 +1,124 @@
+"""The paper's three coordinate checks: activations and weights under vanilla μP, weights under GQA-μP.
+
+The paper prints the shape, batch, seeds, ε and std. Ours: the vocabulary (bytes), the data (Python's own library), the
+rate, the number of steps, one batch for all steps of a run. GQA-μP is run twice: with the factor as printed,
+(1 + √r)/2, and as derived for heads × head_dim ≠ width, which is what the paper's own shape has.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mupscale import reports
+from mupscale.checks import CheckResult, Setup, coordinate_check
+from mupscale.engines import Engine
+from mupscale.errors import UnknownNameError
+from mupscale.targets import Family
+from mupscale.theory import Rule, rule_named
+
+Scale = Literal["cpu", "paper"]
+KV_HEADS = (12, 6, 4, 3, 2, 1)
+STATISTICS = ("dh", "step", "update")
+"""The paper's ‖Δh‖ and ‖ΔW‖, and ‖ΔW‖/‖W0‖, which is what the condition is about."""
+
+RULES: Mapping[str, Rule] = {
+    "mup": rule_named("mup"),
+    "gqa-mup": rule_named("gqa-mup"),
+    "gqa-mup-as-printed": rule_named("gqa-mup").but(kv_factor="paper"),
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model with 12 heads, and how it is trained."""
+
+    family: Family
+    seeds: tuple[int, ...]
+    steps: int
+    sequence: int
+
+    @property
+    def setup(self) -> Setup:
+        return Setup(lr=2**-13, eps=1e-12, std=0.02, batch=1, sequence=self.sequence)
+
+    @property
+    def runs(self) -> int:
+        return len(RULES) * len(KV_HEADS) * len(self.seeds)
+
+
+SIZES: Mapping[str, Size] = {
+    "cpu": Size(Family("gpt:coordinate_12,width=192,depth=2,vocabulary=256"), (1, 2, 3, 4, 5), steps=4, sequence=256),
+    "paper": Size(Family("gpt:coordinate_12,vocabulary=256"), tuple(range(1, 11)), steps=5, sequence=1024),
+}
+
+
+def run(
+    scale: str,
+    folder: Path,
+    *,
+    engine: Engine | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, CheckResult]:
+    """One check a rule; runs are kept in the folder, and what is there is not run again."""
+    if scale not in SIZES:
+        raise UnknownNameError("scale", scale, SIZES)
+    size, found = SIZES[scale], dict[str, CheckResult]()
+    each = size.runs // len(RULES)
+    for number, (name, rule) in enumerate(RULES.items()):
+        found[name] = coordinate_check(
+            size.family,
+            {"n_kv_heads": KV_HEADS},
+            rule=rule,
+            seeds=size.seeds,
+            steps=size.steps,
+            setup=size.setup,
+            engine=engine,
+            folder=folder / name,
+            report=lambda done, _, before=number * each: report(before + done, size.runs),
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a check of one rule, by activations or by weights, on one role."""
+
+    rule: str
+    statistic: str
+    role: str
+    slope: float
+    low: float
+    high: float
+    theory: float | None
+    verdict: str
+
+
+def table(results: Mapping[str, CheckResult]) -> list[Row]:
+    """The activation check (flat ‖Δh‖, which is not what is judged) beside the spectral one, for attention and MLP."""
+    roles = ("query", "key", "value", "attention_output", "mlp_in", "mlp_out")
+    return [
+        Row(
+            rule=name,
+            statistic=one.label,
+            role=one.role,
+            slope=one.flatness.slope.value,
+            low=one.flatness.low,
+            high=one.flatness.high,
+            theory=one.predicted,
+            verdict=one.flatness.verdict,
+        )
+        for statistic in ("dh", "update")
+        for name, result in results.items()
+        for one in result.findings
+        if one.statistic == statistic and one.role in roles
+    ]
+
+
+def save(results: Mapping[str, CheckResult], folder: Path) -> list[Path]:
+    """The table as CSV; for each rule its findings, its slopes and its panels."""
+    rows = [vars(row) for row in table(results)]
+    paths = [reports.save_csv(rows, folder / "table.csv")]
+    for name, result in results.items():
+        paths += reports.save_check(result, folder / name, STATISTICS)
+    return paths
