@@ -7,7 +7,7 @@ by how many more they are, so that starting and ending cancel. The variants take
 The ledger puts every result on disk, with fsync, before it is announced.
 """
 
-import shutil
+import os
 import sys
 import tempfile
 import time
@@ -32,11 +32,21 @@ def ours(jobs: dict[str, int], workers: int) -> None:
 
 
 def ours_with_ledger(jobs: dict[str, int], workers: int) -> None:
-    folder = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".engine_overhead_"))
-    try:
-        carry_out(nothing, jobs, engine=Local(workers=workers), ledger=folder / "jobs.jsonl")
-    finally:
-        shutil.rmtree(folder)
+    with on_disk() as folder:
+        carry_out(nothing, jobs, engine=Local(workers=workers), ledger=Path(folder) / "jobs.jsonl")
+
+
+def lines_alone(jobs: dict[str, int], workers: int) -> None:
+    """What the disk asks for the same lines, without any job."""
+    with on_disk() as folder, (Path(folder) / "lines").open("wb", buffering=0) as file:
+        for job, payload in jobs.items():
+            file.write(f'{{"job": "{job}", "result": {payload}}}\n'.encode())
+            os.fsync(file.fileno())
+
+
+def on_disk() -> tempfile.TemporaryDirectory[str]:
+    """Here, because /tmp may be memory."""
+    return tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".engine_overhead_")
 
 
 def ours_here(jobs: dict[str, int], workers: int) -> None:
@@ -56,6 +66,7 @@ def pool(start: str) -> Callable[[dict[str, int], int], None]:
 VARIANTS: dict[str, Callable[[dict[str, int], int], None]] = {
     "Local": ours,
     "Local, with a ledger": ours_with_ledger,
+    "the ledger's lines alone, with fsync": lines_alone,
     "Local(workers=0), in this process": ours_here,
     "ProcessPoolExecutor, spawn": pool("spawn"),
     "ProcessPoolExecutor, fork": pool("fork"),

@@ -10,7 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mupscale import norms, optim, planning, reading, targets, theory
+    from mupscale import checks, engines, norms, optim, planning, reading, targets, theory
+    from mupscale.checks import coordinate_check
     from mupscale.errors import MupscaleError
     from mupscale.norms import expected_operator_norm, repeat, rms_operator_norm, spectral_norm
     from mupscale.planning import Plan, plan
@@ -25,6 +26,7 @@ _HOME_OF = {
     "Plan": "planning",
     "Rule": "theory",
     "Scaling": "theory",
+    "coordinate_check": "checks",
     "derive": "theory",
     "expected_operator_norm": "norms",
     "plan": "planning",
@@ -34,14 +36,17 @@ _HOME_OF = {
     "rms_operator_norm": "norms",
     "spectral_norm": "norms",
 }
-_ROOMS = ("norms", "optim", "planning", "reading", "targets", "theory")
+_ROOMS = ("checks", "engines", "norms", "optim", "planning", "reading", "targets", "theory")
 
 __all__ = [
     "MupscaleError",
     "Plan",
     "Rule",
     "Scaling",
+    "checks",
+    "coordinate_check",
     "derive",
+    "engines",
     "expected_operator_norm",
     "norms",
     "optim",

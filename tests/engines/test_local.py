@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mupscale.engines import Local, carry_out
-from mupscale.engines.process import Worker
+from mupscale.engines.process import Worker, WorkerDiedError
 from mupscale.errors import (
     InterruptedJobsError,
     InterruptedRunError,
@@ -64,6 +64,28 @@ def is_gone(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def finished_with_one_stopped(folder: Path, then: int) -> list[str]:
+    """Stop the worker that gets a large payload next; when the other one has done the rest, send it `then`."""
+
+    def work(payload):
+        while payload == "wait" and not (folder / "stopped").exists():
+            time.sleep(0.01)
+        return os.getpid()
+
+    jobs = {"first": "", "meanwhile": "wait", "large": bytes(5 << 20), "after": ""}
+    order, stopped = [], 0
+    for job, worker in TWO.run(work, jobs):
+        order.append(job)
+        if job == "first":
+            stopped = worker
+            os.kill(stopped, signal.SIGSTOP)
+            (folder / "stopped").touch()
+        if job == "after":
+            os.kill(stopped, then)
+            wait_for(lambda process=stopped: then == signal.SIGCONT or is_gone(process))
+    return order
 
 
 @pytest.fixture(autouse=True)
@@ -169,22 +191,7 @@ class TestWorkers:
     def test_one_that_stands_still_does_not_hold_up_the_others(self, tmp_path):
         """A payload larger than its pipe is on the way to it meanwhile."""
 
-        def work(payload):
-            while payload == "wait" and not (tmp_path / "stopped").exists():
-                time.sleep(0.01)
-            return os.getpid()
-
-        jobs = {"first": "", "meanwhile": "wait", "large": bytes(5 << 20), "after": ""}
-        order = []
-        for job, worker in TWO.run(work, jobs):
-            order.append(job)
-            if job == "first":
-                stopped = worker
-                os.kill(stopped, signal.SIGSTOP)
-                (tmp_path / "stopped").touch()
-            if job == "after":
-                os.kill(stopped, signal.SIGCONT)
-        assert order == ["first", "meanwhile", "after", "large"]
+        assert finished_with_one_stopped(tmp_path, signal.SIGCONT) == ["first", "meanwhile", "after", "large"]
 
     def test_use_one_thread(self, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -283,6 +290,18 @@ class TestDeaths:
             os.kill(worker, signal.SIGKILL)
             wait_for(lambda worker=worker: is_gone(worker))
         assert len(set(done.values())) == 4
+
+    def test_in_the_middle_of_a_payload(self, tmp_path):
+        assert sorted(finished_with_one_stopped(tmp_path, signal.SIGKILL)) == ["after", "first", "large", "meanwhile"]
+
+    def test_is_told_by_the_answers_not_by_the_payload_that_nobody_reads(self):
+        worker = Worker(b"")
+        worker.assign("a", bytes(1 << 20))
+        worker.kill()
+        assert worker.send()
+        with pytest.raises(WorkerDiedError, match="was killed by SIGKILL"):
+            worker.receive()
+        worker.leave()
 
     def test_on_the_arrival_of_a_huge_payload(self, tmp_path):
         class DiesOnArrival:

@@ -31,7 +31,7 @@ def coordinate_check(
     vary: Mapping[str, Sequence[int]],
     *,
     rule: str | Rule = "gqa-mup",
-    seeds: int | Sequence[int] = 3,
+    seeds: int | Sequence[int] = 5,
     steps: int = 4,
     data: str | Tokens = "python-stdlib",
     setup: Setup = Setup(),  # noqa: B008

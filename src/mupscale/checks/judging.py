@@ -1,6 +1,7 @@
 """From runs to findings: for each statistic and role its slope, what theory predicts, and the verdict."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -65,7 +66,7 @@ def findings(runs: Sequence[Run], quantity: Quantity, criteria: Criteria) -> lis
     judged = {name for name, one in STATISTICS.items() if one.judged and quantity != "depth"}
     curves = list(_curves(table, judged, quantity))
     count = sum(is_judged for *_, is_judged in curves)
-    beside = {label: sum(other == label for _, other, *_ in curves) for _, label, *_ in curves}
+    beside = Counter(name for name, *_ in curves)
     found: list[Finding] = []
     for name, label, role, measured, predicted, is_judged in curves:
         values = table.means(measured)
@@ -73,7 +74,7 @@ def findings(runs: Sequence[Run], quantity: Quantity, criteria: Criteria) -> lis
             fit_slope(table.x, values),
             tolerance=criteria.tolerance,
             confidence=criteria.confidence,
-            comparisons=count if is_judged else beside[label],
+            comparisons=count if is_judged else beside[name],
             one_sided=role in ONLY_GROWTH,
         )
         means = tuple(math.exp(sum(map(math.log, column)) / len(column)) for column in zip(*values, strict=True))
@@ -92,7 +93,7 @@ def _curves(
         for role in statistics.roles(table.runs[0], statistic):
             measured, predicted = _of_role(statistic, role)
             if all(measured(run) for run in table.runs):
-                yield name, statistic.label, role, measured, predicted, name in judged
+                yield name, statistic.label_for(role), role, measured, predicted, name in judged
 
 
 def _of_map(name: str) -> tuple[Measured, Predicted]:

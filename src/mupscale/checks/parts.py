@@ -93,7 +93,8 @@ def _parts(
     fact: ParameterFact, planned: PlannedParameter, right: PlannedParameter, rule: Rule, base: Base
 ) -> Iterator[Part]:
     kind: Kind = "table" if fact.role in _TABLES else "vector" if fact.role in _VECTORS else "matrix"
-    for role, slices in [(block.role, block.slices) for block in fact.blocks] or [(fact.role, ())]:
+    whole: list[tuple[Role, Slices]] = [(fact.role, ())]
+    for role, slices in [(block.role, block.slices) for block in fact.blocks] or whole:
         n_out = sum(stop - start for start, stop in slices) or fact.fan_out
         own, reference = _Values.of(planned, role), _Values.of(right, role)
         sizes = n_out, 1 if kind == "table" else fact.fan_in

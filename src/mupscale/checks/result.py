@@ -128,7 +128,10 @@ def _as_predicted(one: Finding) -> str:
 def _advice(found: Sequence[Finding]) -> str:
     """How many more seeds would settle it."""
     needed = [one.flatness.more_seeds for one in found]
-    names = ", ".join(f"{one.label} of {one.role}" for one in found)
+    roles: dict[str, list[str]] = {}
+    for one in found:
+        roles.setdefault(one.label, []).append(one.role)
+    names = "; ".join(f"{label} of {', '.join(which)}" for label, which in roles.items())
     if None in needed:
         return f"inconclusive: {names}. More than 100 seeds would be needed: the slope is at the tolerance."
     return f"inconclusive: {names}. About {max(n for n in needed if n is not None)} more seeds would settle it."

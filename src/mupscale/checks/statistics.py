@@ -45,6 +45,10 @@ class Statistic:
     roles: tuple[str, ...] = ()
     first_layer: bool = False
 
+    def label_for(self, role: str) -> str:
+        """A thin readout's update is measured against its spectral target instead of its initial norm."""
+        return self.label.replace("‖W0‖", "√(n_out/n_in)") if role in THIN and "/‖W0‖" in self.label else self.label
+
     def takes(self, part: PartView) -> bool:
         if part.kind not in self.kinds or (self.roles and part.role not in self.roles):
             return False
@@ -66,12 +70,12 @@ def _one(_: PartView) -> float:
 
 
 def update_scale(part: PartView) -> float:
-    """What an update must keep up with: the initial norm; for a thin readout the spectral target √(1/n_in)."""
-    return 1 / math.sqrt(part.n_in) if part.role in THIN else part.start
+    """What an update must keep up with: the initial norm; for a thin readout the spectral target √(n_out/n_in)."""
+    return math.sqrt(part.n_out / part.n_in) if part.role in THIN else part.start
 
 
 def _predicted_scale(part: PartView) -> float:
-    return 1 / math.sqrt(part.n_in) if part.role in THIN else part.predicted_start
+    return math.sqrt(part.n_out / part.n_in) if part.role in THIN else part.predicted_start
 
 
 def _ratio(top: float, bottom: float) -> float | None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import cyclopts
 
 import mupscale
-from mupscale.cli import demo, paper, plan, theory, training
+from mupscale.cli import check, demo, paper, plan, theory, training
 from mupscale.errors import MupscaleError
 
 app = cyclopts.App(
@@ -28,6 +28,7 @@ app = cyclopts.App(
 app.command(theory.derive)
 app.command(theory.table)
 app.command(plan.plan)
+app.command(check.check)
 app.command(training.train)
 app.command(training.models)
 app.command(paper.app)

@@ -3,11 +3,11 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import cyclopts
 
-from mupscale.cli.progress import progress
+from mupscale.cli.progress import bar, progress
 from mupscale.cli.theory import Json
 from mupscale.errors import OptionError
 
@@ -28,7 +28,7 @@ def experiments(*, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(dict(EXPERIMENTS), indent=2))
         return
-    print("\n".join(f"{name:<16} {shows}" for name, shows in EXPERIMENTS.items()))
+    print("\n".join(f"{name:<17} {shows}" for name, shows in EXPERIMENTS.items()))
     print("\nRun one with: mupscale paper NAME")
 
 
@@ -72,6 +72,47 @@ def expected_norms(
         return
     print(_as_text(points))
     print("\nwritten: " + ", ".join(str(path) for path in paths))
+
+
+@app.command
+def coordinate_check(
+    *,
+    scale: Literal["cpu", "paper"] = "cpu",
+    workers: int | None = None,
+    output: Path | None = None,
+    as_json: Json = False,
+) -> None:
+    """Check activations and weights over r, under vanilla μP and under GQA-μP with the derived and the printed factor.
+
+    Example: mupscale paper coordinate-check --scale cpu --output figures
+
+    Parameters
+    ----------
+    scale
+        cpu: width 192, 2 blocks, 5 seeds, a minute or two on two cores; paper: the paper's own size and seeds, about
+        an hour.
+    workers
+        Processes with one thread each; one a core unless given.
+    output
+        Folder for runs (JSON lines), findings, the table (CSV) and figures (PNG, SVG, PDF); the same command goes on
+        with what was interrupted. runs/coordinate-check-SCALE unless given.
+    """
+    from mupscale.engines import Local
+    from mupscale.paper import coordinate_check as experiment
+
+    folder = output or Path(f"runs/coordinate-check-{scale}")
+    size = experiment.SIZES[scale]
+    with bar(f"{size.runs} runs of {size.steps} steps", total=size.runs) as report:
+        results = experiment.run(scale, folder, engine=Local(workers), report=lambda done, _: report(done, ""))
+    paths = experiment.save(results, folder)
+    rows = experiment.table(results)
+    if as_json:
+        found = {name: result.to_dict() for name, result in results.items()}
+        data = {"checks": found, "table": [asdict(row) for row in rows], "files": [str(path) for path in paths]}
+        print(json.dumps(data, ensure_ascii=False, indent=2))
+        return
+    print("\n".join(experiment.to_text(rows, results)))
+    print(f"\nwritten: {len(paths)} files in {folder}")
 
 
 def _as_text(points: "list[Point]") -> str:

@@ -54,6 +54,12 @@ def coordinate_check(n_kv_heads: int) -> Configuration:
     return Configuration(f"coordinate_{n_kv_heads}", shape, source)
 
 
+def quick_check() -> Configuration:
+    """The coordinate check in a minute: as the paper's, thinner and shallower, over bytes."""
+    shape = GPTConfig(width=192, depth=2, n_heads=12, head_dim=64, vocabulary=256, context=1024)
+    return Configuration("check", shape, "ours: the paper's coordinate check in small")
+
+
 def proxy_136m(repetitions: int) -> Configuration:
     """A proxy of the 20-TPP experiment. The paper prints its size and r alone: the shape is ours.
 
@@ -92,6 +98,7 @@ _ALL = (
     weight_decay("medium", 768, 6),
     weight_decay("large", 1024, 10),
     *(coordinate_check(n_kv_heads) for n_kv_heads in (1, 2, 3, 4, 6, 12)),
+    quick_check(),
     *(proxy_136m(repetitions) for repetitions in (1, 2, 4, 8)),
     target_1200m(),
     *(cpu(width, repetitions) for width, allowed in _CPU_REPETITIONS.items() for repetitions in allowed),

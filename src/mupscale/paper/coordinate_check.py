@@ -5,13 +5,14 @@ rate, the number of steps, one batch for all steps of a run. GQA-μP is run twic
 (1 + √r)/2, and as derived for heads × head_dim ≠ width, which is what the paper's own shape has.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from mupscale import reports
 from mupscale.checks import CheckResult, Setup, coordinate_check
+from mupscale.checks.statistics import STATISTICS as KNOWN
 from mupscale.engines import Engine
 from mupscale.errors import UnknownNameError
 from mupscale.targets import Family
@@ -48,7 +49,7 @@ class Size:
 
 
 SIZES: Mapping[str, Size] = {
-    "cpu": Size(Family("gpt:coordinate_12,width=192,depth=2,vocabulary=256"), (1, 2, 3, 4, 5), steps=4, sequence=256),
+    "cpu": Size(Family("gpt:check"), (1, 2, 3, 4, 5), steps=4, sequence=256),
     "paper": Size(Family("gpt:coordinate_12,vocabulary=256"), tuple(range(1, 11)), steps=5, sequence=1024),
 }
 
@@ -113,6 +114,21 @@ def table(results: Mapping[str, CheckResult]) -> list[Row]:
         for one in result.findings
         if one.statistic == statistic and one.role in roles
     ]
+
+
+def to_text(rows: Sequence[Row], results: Mapping[str, CheckResult]) -> Iterator[str]:
+    """The table, and one line for each rule."""
+    yield f"{'rule':<20}{'statistic':<12}{'role':<18}{'slope':>8}  {'interval':<18}{'theory':>8}  flat?"
+    for row in rows:
+        theory = "" if row.theory is None else f"{row.theory:+.3f}"
+        interval = f"[{row.low:+.3f}, {row.high:+.3f}]"
+        numbers = f"{row.slope:>+8.3f}  {interval:<18}{theory:>8}"
+        yield f"{row.rule:<20}{row.statistic:<12}{row.role:<18}{numbers}  {row.verdict}"
+    yield ""
+    for name, result in results.items():
+        activations = [row.verdict for row in rows if row.rule == name and row.statistic == KNOWN["dh"].label]
+        flat = f"{activations.count('pass')} of {len(activations)} roles flat, {activations.count('fail')} not"
+        yield f"{name}: spectral check {result.verdict}; activation check: {flat}"
 
 
 def save(results: Mapping[str, CheckResult], folder: Path) -> list[Path]:
