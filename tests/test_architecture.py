@@ -17,7 +17,7 @@ ROOMS = [
     "training", "engines", "checks", "studies", "recipes", "reports", "paper", "cli",
 ]  # fmt: skip
 # The front doors open onto every room; mupscale/__init__ does so lazily, which the tests below check.
-DOORS = {"mupscale", "mupscale.__main__"}
+DOORS = {"mupscale", "mupscale.__main__", "mupscale.testing"}
 
 
 def module_name(path: Path, package: Path) -> str:

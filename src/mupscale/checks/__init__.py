@@ -1,9 +1,44 @@
-"""Checks: train for a few steps at several sizes, and say whether a rule holds on this model."""
+"""Checks: train for a few steps at several sizes, and say whether a rule holds on this model.
 
-from mupscale.checks.check import coordinate_check, judge
-from mupscale.checks.curves import Curve, curves
-from mupscale.checks.judging import Coherence, Criteria, Finding
-from mupscale.checks.probe import Setup
-from mupscale.checks.result import CheckResult
+What was measured is judged without torch, so names are loaded when they are used.
+"""
 
-__all__ = ["CheckResult", "Coherence", "Criteria", "Curve", "Finding", "Setup", "coordinate_check", "curves", "judge"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mupscale.checks.charting import Curve, curves
+    from mupscale.checks.check import coordinate_check, judge
+    from mupscale.checks.judging import Coherence, Criteria, Finding
+    from mupscale.checks.probe import Setup
+    from mupscale.checks.result import CheckResult
+
+_HOME_OF = {
+    "CheckResult": "result",
+    "Coherence": "judging",
+    "Criteria": "judging",
+    "Curve": "charting",
+    "Finding": "judging",
+    "Setup": "probe",
+    "coordinate_check": "check",
+    "curves": "charting",
+    "judge": "check",
+}
+
+__all__ = [
+    "CheckResult",
+    "Coherence",
+    "Criteria",
+    "Curve",
+    "Finding",
+    "Setup",
+    "coordinate_check",
+    "curves",
+    "judge",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(f"mupscale.checks.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'mupscale.checks' has no attribute {name!r}")

@@ -61,17 +61,6 @@ class Part:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=axis)
 
 
-def random_coherence(n_out: int, n_in: int) -> float:
-    """‖N‖/‖N‖_F of a matrix of independent noise (Bai & Yin); of a coherent one, which has rank one, it is 1.
-
-    It grows with r, since a matrix of fewer rows leaves noise less room to spread.
-
-    >>> round(random_coherence(768, 768), 3), round(random_coherence(64, 768), 3)
-    (0.072, 0.161)
-    """
-    return (math.sqrt(n_in) + math.sqrt(n_out)) / math.sqrt(n_in * n_out)
-
-
 @dataclass(frozen=True)
 class Base:
     """What the factors of a plan are multiplied by."""
@@ -93,8 +82,8 @@ def _parts(
     fact: ParameterFact, planned: PlannedParameter, right: PlannedParameter, rule: Rule, base: Base
 ) -> Iterator[Part]:
     kind: Kind = "table" if fact.role in _TABLES else "vector" if fact.role in _VECTORS else "matrix"
-    whole: list[tuple[Role, Slices]] = [(fact.role, ())]
-    for role, slices in [(block.role, block.slices) for block in fact.blocks] or whole:
+    pieces: list[tuple[Role, Slices]] = [(block.role, block.slices) for block in fact.blocks]
+    for role, slices in pieces or [(fact.role, ())]:
         n_out = sum(stop - start for start, stop in slices) or fact.fan_out
         own, reference = _Values.of(planned, role), _Values.of(right, role)
         sizes = n_out, 1 if kind == "table" else fact.fan_in
@@ -167,7 +156,8 @@ def _step(fact: ParameterFact, role: Role, planned: PlannedParameter, values: _V
     multiplier = values.multiplier * fact.forward_multiplier
     gradient = _number(core.gradient_norm(), numbers) * multiplier * beta
     sizes = Sizes(n_out, n_in, rms=sympy.Float(values.init_std), gradient=gradient)
-    return float(optimizer_named(planned.optimizer).step(sizes)) * values.lr * multiplier
+    step = float(optimizer_named(planned.optimizer).step(sizes)) * values.lr * multiplier
+    return step / math.sqrt(n_out) if role in _VECTORS else step  # of a vector, the root mean square
 
 
 def _unit(fact: ParameterFact, role: Role) -> tuple[Unit, dict[str, int]]:

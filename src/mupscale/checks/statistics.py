@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mupscale.checks.parts import random_coherence
-
 Run = Mapping[str, Any]
 Quantity = Literal["r", "width", "depth"]
 THIN = ("readout", "router")
@@ -225,6 +223,17 @@ def map_by_step(run: Run, name: str) -> list[float]:
 
 def predicted_map(run: Run, name: str) -> float | None:
     return run["depth"] * run["beta"] if MAPS[name].startswith("L") else None
+
+
+def random_coherence(n_out: int, n_in: int) -> float:
+    """‖N‖/‖N‖_F of a matrix of independent noise (Bai & Yin); of a coherent one, which has rank one, it is 1.
+
+    It grows with r, since a matrix of fewer rows leaves noise less room to spread.
+
+    >>> round(random_coherence(768, 768), 3), round(random_coherence(64, 768), 3)
+    (0.072, 0.161)
+    """
+    return (math.sqrt(n_in) + math.sqrt(n_out)) / math.sqrt(n_in * n_out)
 
 
 def noise_coherence(run: Run, role: str) -> float:

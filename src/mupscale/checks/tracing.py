@@ -26,21 +26,34 @@ def tracing(modules: Mapping[str, nn.Module], paths: Iterable[str], tokens: int)
     trace = Trace()
     with ExitStack() as hooks:
         for path in paths:
-            handle = modules[path].register_forward_hook(_recorder(trace, path, tokens), with_kwargs=True)
-            hooks.callback(handle.remove)
+            module = modules[path]
+            before, after = _input_recorder(trace, path, tokens), _output_recorder(trace, path, tokens)
+            # What a plan's hook puts on the input belongs to the multiplier of the weight: x is what comes before it.
+            hooks.callback(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(after).remove)
         yield trace
 
 
-def _recorder(trace: Trace, path: str, tokens: int) -> Any:
-    def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any], output: Any) -> None:
+def _input_recorder(trace: Trace, path: str, tokens: int) -> Any:
+    def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         given = next((value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None)
-        made = output[0] if isinstance(output, tuple) and output else output
-        for tensor, kept in ((given, trace.inputs), (made, trace.outputs)):
-            sampled = _sample(tensor, tokens)
-            if sampled is not None and path not in kept:
-                kept[path] = sampled
+        _keep(trace.inputs, path, _sample(given, tokens))
 
     return hook
+
+
+def _output_recorder(trace: Trace, path: str, tokens: int) -> Any:
+    def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        made = output[0] if isinstance(output, tuple) and output else output
+        _keep(trace.outputs, path, _sample(made, tokens))
+
+    return hook
+
+
+def _keep(kept: dict[str, Tensor], path: str, sampled: Tensor | None) -> None:
+    """The first call of a module counts."""
+    if sampled is not None and path not in kept:
+        kept[path] = sampled
 
 
 def _sample(tensor: Any, tokens: int) -> Tensor | None:

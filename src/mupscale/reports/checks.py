@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mupscale.checks import CheckResult, Finding, curves
+from mupscale.checks.charting import curves
+from mupscale.checks.judging import Finding
+from mupscale.checks.result import CheckResult
 from mupscale.checks.statistics import STATISTICS
 from mupscale.records import write_rows
 from mupscale.reports.panels import Line, Panel, draw_panels

@@ -11,7 +11,7 @@ from mupscale.models import GPT
 from mupscale.reading.config import HEADS, KV_HEADS
 from mupscale.targets import functions
 from mupscale.targets.huggingface import build, create, is_config
-from mupscale.targets.keys import is_positive, key_among
+from mupscale.targets.keys import is_positive, key_among, listed
 from mupscale.targets.proxies import proxy
 from mupscale.targets.resolving import resolve
 from mupscale.targets.settings import split_settings
@@ -45,6 +45,8 @@ class Family:
         target = resolve(self.name)
         if target.config is None:
             shape: Any = target.model.config
+            if dimension == "r":
+                _check_divides(value, "n_heads", shape.n_heads)
             return GPT(shape.resized(**change))
         return build(self._changed(target.config, dimension, value), where=self.name, device="cpu")
 
@@ -67,7 +69,12 @@ class Family:
                 "the depth, or choose a model with grouped-query attention."
             )
         if dimension == "r":
-            if values[heads] % value:
-                raise DimensionError(f"r={value} does not divide {heads}={values[heads]}.")
+            _check_divides(value, heads, values[heads])
             value = values[heads] // value
         return create(type(config), {**values, kv_heads: value}, self.name)
+
+
+def _check_divides(r: int, key: str, heads: int) -> None:
+    if heads % r:
+        fitting = listed(k for k in range(1, heads + 1) if heads % k == 0)
+        raise DimensionError(f"r={r} does not divide {key}={heads}. Choose {fitting}.")

@@ -1,0 +1,299 @@
+"""The check as a whole: the predictions on real training, verdicts, resumption, and what it says of wrong input."""
+
+import dataclasses
+import json
+import math
+import re
+
+import pytest
+
+import mupscale
+from mupscale.checks import CheckResult, Criteria, Setup, coordinate_check, curves, judge
+from mupscale.checks.judging import Coherence
+from mupscale.engines import Local
+from mupscale.errors import DimensionError, MupscaleError, OptionError, UnknownNameError
+from mupscale.models import GPT, GPTConfig
+from mupscale.targets import Family
+from mupscale.testing import assert_transfers
+
+HERE = Local(workers=0)
+SMALL = Setup(batch=1, sequence=128)
+R = (1, 3, 12)
+
+
+def over_r(rule: str) -> CheckResult:
+    return coordinate_check(
+        Family("gpt:check,depth=1"), {"n_kv_heads": [12, 4, 1]}, rule=rule, seeds=3, steps=2, setup=SMALL, engine=HERE
+    )
+
+
+@pytest.fixture(scope="module")
+def vanilla():
+    return over_r("mup")
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return over_r("gqa-mup")
+
+
+def slope(result, statistic, role):
+    return result.finding(statistic, role).flatness.slope.value
+
+
+def factor(r, a=192 / 768):
+    """The derived key/value factor for heads × head_dim = width/a."""
+    return (1 + math.sqrt(r * a)) / (1 + math.sqrt(a))
+
+
+class TestPredictions:
+    """Numbers 7, 8 and 9: the sizes that updates of keys and values have in real training."""
+
+    @pytest.mark.parametrize("role", ["key", "value"])
+    def test_vanilla_update_falls_with_r_as_theory_says(self, vanilla, role):
+        one = vanilla.finding("update", role)
+        logs = [math.log(r) for r in R]
+        middle = sum(logs) / 3
+        by_hand = sum((x - middle) * -math.log(factor(r)) for x, r in zip(logs, R, strict=True))
+        by_hand /= sum((x - middle) ** 2 for x in logs)
+        assert one.predicted == pytest.approx(by_hand, abs=1e-4)
+        assert one.flatness.slope.value == pytest.approx(one.predicted, abs=0.1)
+        assert slope(vanilla, "step", role) == pytest.approx(-0.5, abs=0.1)
+
+    @pytest.mark.parametrize("role", ["key", "value"])
+    def test_gqa_mup_update_keeps_its_ratio(self, shared, role):
+        assert slope(shared, "update", role) == pytest.approx(0, abs=0.1)
+        assert slope(shared, "step", "query") == pytest.approx(0, abs=0.05)
+
+    @pytest.mark.parametrize("role", ["key", "value"])
+    def test_first_layer_has_no_change_of_input_to_hide_behind(self, vanilla, shared, role):
+        """ΔW·x: flat under vanilla μP, growing with the factor under GQA-μP."""
+        flat = vanilla.finding("first-layer", role).means
+        assert [value / flat[0] for value in flat] == pytest.approx([1, 1, 1], abs=0.1)
+        grown = shared.finding("first-layer", role).means
+        assert [value / grown[0] for value in grown] == pytest.approx([factor(r) for r in R], rel=0.1)
+
+    def test_repeated_matrix_turns_the_judgement_around(self, vanilla, shared):
+        """For W⊕ vanilla is the flat one: shown, never judged."""
+        assert slope(vanilla, "repeated", "value") == pytest.approx(0, abs=0.1)
+        assert slope(shared, "repeated", "value") > 0.1
+        assert not vanilla.finding("repeated", "value").judged
+
+    def test_updates_are_coherent(self, shared):
+        assert {one.regime for one in shared.coherences if one.role in ("value", "mlp_in", "query")} == {"coherent"}
+
+    def test_only_keys_and_values_tell_the_rules_apart(self, vanilla, shared):
+        for role in ("query", "attention_output", "mlp_in", "mlp_out", "readout", "embedding"):
+            assert slope(vanilla, "update", role) == pytest.approx(slope(shared, "update", role), abs=0.03)
+
+
+class TestVerdict:
+    def test_vanilla_fails_where_theory_says(self, vanilla):
+        assert vanilla.verdict == "fail"
+        assert {(one.statistic, one.role) for one in vanilla.judged if one.verdict == "fail"} <= {
+            ("update", "key"),
+            ("update", "value"),
+        }
+        assert vanilla.exit_status == 1
+        assert not vanilla.passed
+        assert "of value falls with r, as theory predicts for this plan (−0.24" in str(vanilla)
+
+    def test_gqa_mup_does_not_fail(self, shared):
+        assert shared.verdict != "fail"
+        assert shared.exit_status in (0, 3)
+
+    def test_wide_tolerance_passes_and_a_narrow_one_cannot_decide(self, shared):
+        loose = judge(shared.runs, "r", shared.about, Criteria(tolerance=0.5))
+        assert loose.exit_status == 0
+        narrow = judge(shared.runs, "r", shared.about, Criteria(tolerance=0.02))
+        assert narrow.verdict != "pass"
+        assert re.search("About [0-9]+ more seeds would settle it|More than 100 seeds", str(narrow))
+
+    def test_more_confidence_is_a_wider_interval(self, shared):
+        sure = judge(shared.runs, "r", shared.about, Criteria(confidence=0.999)).finding("update", "key").flatness
+        usual = shared.finding("update", "key").flatness
+        assert sure.high - sure.low > 1.5 * (usual.high - usual.low)
+
+    def test_judged_intervals_are_corrected_for_their_number(self, shared):
+        one = shared.finding("update", "key").flatness
+        assert (one.low, one.high) == one.slope.interval(0.95, comparisons=len(shared.judged))
+
+    def test_weights_and_starts_of_every_matrix_and_table_are_judged(self, shared):
+        roles = {"embedding", "position", "query", "key", "value", "attention_output", "mlp_in", "mlp_out", "readout"}
+        assert {one.role for one in shared.judged} == roles
+        assert {one.statistic for one in shared.judged} == {"update", "start"}
+
+    def test_as_data(self, shared):
+        data = json.loads(json.dumps(shared.to_dict(), allow_nan=False))
+        assert data["verdict"] == shared.verdict and data["x"] == list(R)
+        assert {row["statistic"] for row in data["findings"]} >= {
+            "update",
+            "start",
+            "dh",
+            "dw_x",
+            "w_dx",
+            "coherence",
+            "map",
+        }
+
+    def test_everything_is_shown_when_asked(self, shared):
+        assert "‖W·Δx‖" not in shared.to_text()
+        assert "‖W·Δx‖" in shared.to_text(everything=True)
+
+
+def test_coherence_lies_between_noise_and_one():
+    assert Coherence("key", 1, kappa=1.0, noise=0.1).position == 1
+    assert Coherence("key", 1, kappa=0.1, noise=0.1).position == 0
+    assert Coherence("key", 1, kappa=0.2, noise=0.1).regime == "noisy"
+
+
+def test_curves_are_means_over_seeds_at_each_step(shared):
+    one = next(curve for curve in curves(shared, "update") if (curve.role, curve.x) == ("query", 3))
+    runs = [run for run in shared.runs if run["r"] == 3]
+    k = runs[0]["parts"]["role"].index("query")
+    second = [math.log(run["series"]["step"][1][k] / run["parts"]["start"][k]) for run in runs]
+    assert one.steps == (1, 2)
+    assert one.mean[1] == pytest.approx(math.exp(sum(second) / 3))
+    assert one.low[1] < one.mean[1] < one.high[1]
+    with pytest.raises(UnknownNameError, match="Did you mean 'update'"):
+        curves(shared, "updat")
+
+
+def deep(depth: int) -> GPT:
+    return GPT(GPTConfig(width=32, depth=depth, n_heads=2, n_kv_heads=1, vocabulary=256, context=64))
+
+
+TINY = Setup(batch=1, sequence=64)
+
+
+class TestDepth:
+    @pytest.mark.parametrize(("depth", "expected"), [("1/L", 0.0), ("1/sqrt(L)", 0.5), ("none", 1.0)])
+    def test_maps_grow_as_the_branches_factor_says(self, depth, expected):
+        rule = mupscale.theory.rule_named("gqa-mup").but(depth=depth)
+        result = coordinate_check(deep, {"depth": [2, 4, 8]}, rule=rule, seeds=3, steps=1, setup=TINY, engine=HERE)
+        for role in ("attention", "mlp"):
+            one = result.finding("map", role)
+            assert one.judged
+            assert one.predicted == pytest.approx(expected, abs=1e-4)
+            assert one.flatness.slope.value == pytest.approx(expected, abs=0.15)
+        assert {one.role for one in result.judged} == {"attention", "mlp", "block", "stream"}
+        assert (result.verdict == "fail") == (depth != "1/L")
+
+
+class TestFolder:
+    def test_runs_are_kept_and_not_repeated(self, tmp_path):
+        options = {"vary": {"depth": [1, 2]}, "seeds": 2, "steps": 1, "setup": TINY, "engine": HERE}
+        first = coordinate_check(deep, folder=tmp_path, **options)
+        lines = (tmp_path / "runs.jsonl").read_text().splitlines()
+        assert len(lines) == 1 + 4
+        counted: list[tuple[int, int]] = []
+        again = coordinate_check(
+            deep, folder=tmp_path, report=lambda done, total: counted.append((done, total)), **options
+        )
+        assert counted == [(4, 4)]
+        assert again.to_dict() == first.to_dict()
+        # One line torn off by a crash is run again, and only that one.
+        (tmp_path / "runs.jsonl").write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:50])
+        assert coordinate_check(deep, folder=tmp_path, **options).to_dict() == first.to_dict()
+
+    def test_a_folder_of_other_runs_is_refused(self, tmp_path):
+        options = {"vary": {"depth": [1, 2]}, "seeds": 2, "setup": TINY, "engine": HERE, "folder": tmp_path}
+        coordinate_check(deep, steps=1, **options)
+        with pytest.raises(OptionError, match="steps"):
+            coordinate_check(deep, steps=2, **options)
+
+    def test_two_processes_give_what_one_does(self):
+        options = {"vary": {"depth": [1, 2]}, "seeds": 2, "steps": 1, "setup": TINY}
+        assert (
+            coordinate_check(deep, engine=Local(workers=2), **options).to_dict()
+            == coordinate_check(deep, engine=HERE, **options).to_dict()
+        )
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"vary": {"n_kv_heads": [4]}}, r"n_kv_heads=\[4\] is one value, and a slope needs two"),
+            ({"vary": {"n_kv_heads": [4, 4, 2]}}, "holds a value twice"),
+            ({"vary": {"depth": [1, 0]}}, "depth=0 is not a positive whole number"),
+            ({"vary": {"width": [32, 64.0]}}, "width=64.0 is not a positive whole number"),
+            ({"vary": {}}, r"vary names 0 quantities \(none\). Vary one at a time"),
+            ({"vary": {"width": [1, 2], "depth": [1, 2]}}, "vary names 2 quantities"),
+            ({"vary": {"widht": [1, 2]}}, "Did you mean 'width'"),
+            ({"vary": {"depth": [1, 2]}, "seeds": 1}, "one seed gives no interval"),
+            ({"vary": {"depth": [1, 2]}, "seeds": [1, 1]}, "give each once"),
+            ({"vary": {"depth": [1, 2]}, "steps": 0}, "leaves no update to measure"),
+            ({"vary": {"depth": [1, 2]}, "rule": "gqa"}, "unknown rule 'gqa'"),
+        ],
+    )
+    def test_is_refused_before_anything_is_run(self, options, message):
+        def never(**_):
+            raise AssertionError("built")
+
+        with pytest.raises(MupscaleError, match=message):
+            coordinate_check(never, engine=HERE, **options)
+
+    def test_build_that_ignores_what_is_varied(self):
+        def stubborn(n_kv_heads):
+            return deep(1)
+
+        with pytest.raises(OptionError, match=r"build ignores n_kv_heads: r is 2 at n_kv_heads = 2, 1\."):
+            coordinate_check(stubborn, {"n_kv_heads": [2, 1]}, seeds=2, steps=1, setup=TINY, engine=HERE)
+
+    def test_values_with_equal_r(self):
+        def rounding(n_kv_heads):
+            heads = {4: 4, 3: 2, 2: 2}[n_kv_heads]
+            shape = GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=heads, vocabulary=256, context=64)
+            return GPT(shape)
+
+        with pytest.raises(OptionError, match=r"n_kv_heads = 3 and 2 both give r = 2\. Leave one of them out"):
+            coordinate_check(rounding, {"n_kv_heads": [4, 3, 2]}, seeds=2, steps=1, setup=TINY, engine=HERE)
+
+    def test_a_model_that_diverges(self):
+        wild = dataclasses.replace(TINY, lr=1e30)
+        with pytest.raises(MupscaleError, match=r"diverged. Take a smaller lr than 1e\+30"):
+            coordinate_check(deep, {"depth": [1, 2]}, rule="sp", seeds=2, steps=2, setup=wild, engine=HERE)
+
+    def test_wrong_shape_of_a_value(self):
+        with pytest.raises(DimensionError, match="Choose a divisor of 4: 1, 2 or 4"):
+            coordinate_check(
+                lambda n_kv_heads: GPT(GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256)),
+                {"n_kv_heads": [4, 3]}, seeds=2, steps=1, setup=TINY, engine=HERE,
+            )  # fmt: skip
+
+
+def test_what_changes_beside_the_varied_quantity_is_said():
+    def loose(width):
+        return GPT(GPTConfig(width=width, depth=1, n_heads=width // 16, n_kv_heads=1, vocabulary=256, context=64))
+
+    result = coordinate_check(loose, {"width": [32, 64]}, seeds=2, steps=1, setup=TINY, engine=HERE)
+    assert any("r changes along with width (2 to 4)" in warning for warning in result.warnings)
+
+
+class TestAssertTransfers:
+    def test_raises_with_the_whole_table(self):
+        with pytest.raises(
+            AssertionError, match=r"(?s)says fail.*‖φ\(x\)‖.*attention.*grows with depth, as theory predict"
+        ):
+            rule = mupscale.theory.rule_named("gqa-mup").but(depth="none")
+            assert_transfers(deep, {"depth": [2, 4, 8]}, rule=rule, seeds=3, steps=1, setup=TINY, engine=HERE)
+
+    def test_returns_the_result(self):
+        options = {"seeds": 3, "steps": 1, "setup": TINY, "engine": HERE, "criteria": Criteria(tolerance=0.4)}
+        assert assert_transfers(deep, {"depth": [2, 4, 8]}, **options).passed
+
+    def test_inconclusive_does_not_pass_unless_allowed(self):
+        options = {"seeds": 2, "steps": 1, "setup": TINY, "engine": HERE, "criteria": Criteria(tolerance=0.01)}
+        vary = {"n_kv_heads": [4, 1]}
+
+        def build(n_kv_heads):
+            return GPT(GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256, context=64))
+
+        with pytest.raises(AssertionError, match="says inconclusive"):
+            assert_transfers(build, vary, **options)
+        assert assert_transfers(build, vary, allow_inconclusive=True, **options).verdict == "inconclusive"
+
+
+def test_is_there_by_its_short_name():
+    assert mupscale.coordinate_check is coordinate_check
