@@ -27,6 +27,8 @@ def test_python_blocks_run_one_after_the_other(document, monkeypatch, tmp_path):
     namespace: dict[str, object] = {"__name__": "document"}
     for block in blocks(document, "python"):
         exec(compile(block, str(document), "exec"), namespace)
+    for test in [value for name, value in namespace.items() if name.startswith("test_") and callable(value)]:
+        test()
 
 
 @pytest.mark.parametrize(("name", "block"), CONSOLE)

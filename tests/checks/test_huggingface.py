@@ -210,7 +210,7 @@ class ByHand:
             first = values[0] if values else None
             first = first[0] if isinstance(first, tuple) else first
             if isinstance(first, Tensor) and first.is_floating_point():
-                kept.setdefault(path, first.detach().flatten(0, -2))
+                kept.setdefault(path, first.detach().flatten(0, -2).clone())  # Falcon adds to it in place
 
         return hook
 
@@ -325,11 +325,8 @@ class TestMeasuredAsByHand:
 
 
 class TestExperts:
-    @pytest.fixture(scope="class")
-    def result(self):
-        return checked(MIXTRAL, {"width": [64, 128, 256]}, "gqa-mup", seeds=2)
-
-    def test_they_are_judged_by_roles_of_their_own(self, result):
+    def test_they_are_judged_by_roles_of_their_own(self):
+        result = checked(MIXTRAL, {"width": [64, 128]}, "gqa-mup", seeds=2)
         for role in ("expert_in", "expert_out", "router"):
             assert result.finding("update", role).verdict is not None
             assert abs(result.finding("start", role).flatness.slope.value) < 0.1
@@ -356,30 +353,27 @@ def checked(family: str, vary: dict[str, list[int]], rule: str, seeds: int = 4) 
     )  # fmt: skip
 
 
-class TestVerdicts:
-    HEADS = "num_attention_heads=16,num_key_value_heads=16,vocab_size=256"
-    SIZES = f"hidden_size=256,intermediate_size=256,num_hidden_layers=2,{HEADS}"
-    SHARED: dict[str, str] = {
-        "llama": f"hf:llama,{SIZES},head_dim=16",
-        "phi3 (fused)": f"hf:phi3,{SIZES},pad_token_id=none",
-    }
+HEADS = {"n_kv_heads": [16, 8, 4, 2]}
+THIN = "hidden_size=256,intermediate_size=128,num_hidden_layers=2,num_attention_heads=16,num_key_value_heads=16"
 
-    @pytest.mark.parametrize("kind", SHARED)
-    def test_without_the_factor_keys_and_values_fail_over_r_by_theorys_slope_and_nothing_else(self, kind):
-        result = checked(self.SHARED[kind], {"n_kv_heads": [16, 8, 4, 2]}, "complete-p")
+
+class TestVerdicts:
+    @pytest.mark.parametrize(
+        "family", [f"hf:llama,{THIN},head_dim=16,vocab_size=256", f"hf:phi3,{THIN},vocab_size=256,pad_token_id=none"]
+    )
+    def test_without_the_factor_keys_and_values_fail_over_r_by_theorys_slope_and_nothing_else(self, family):
+        result = checked(family, HEADS, "complete-p")
+        failed = [(one.statistic, one.role) for one in result.judged if one.verdict == "fail"]
         assert result.verdict == "fail"
-        assert {(one.statistic, one.role) for one in result.judged if one.verdict == "fail"} == {
-            ("update", "key"), ("update", "value"),
-        }  # fmt: skip
+        assert failed == [("update", "key"), ("update", "value")]
         for role in ("key", "value"):
             one = result.finding("update", role)
             assert one.predicted is not None
             assert one.predicted < -0.25
             assert abs(one.flatness.slope.value - one.predicted) < 0.1
 
-    @pytest.mark.parametrize("kind", SHARED)
-    def test_with_it_nothing_fails(self, kind):
-        result = checked(self.SHARED[kind], {"n_kv_heads": [16, 8, 4, 2]}, "gqa-mup")
+    def test_with_it_nothing_fails(self):
+        result = checked(f"hf:llama,{THIN},head_dim=16,vocab_size=256", HEADS, "gqa-mup")
         assert result.verdict != "fail"
         for role in ("query", "key", "value"):
             assert abs(result.finding("update", role).flatness.slope.value) < 0.1

@@ -1,8 +1,8 @@
 """What is measured by itself: a matrix, the rows of one role in a fused matrix, a table of embeddings, a vector."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import sympy
@@ -136,10 +136,16 @@ def _start(kind: Kind, values: _Values, fact: ParameterFact, base: Base, n_out: 
     multiplier = values.multiplier * fact.forward_multiplier
     if kind == "vector":
         return abs(values.start or 0.0) * multiplier
-    sigma = sympy.Float(base.std * values.init_std * multiplier)
+    return base.std * values.init_std * multiplier * _norm_of_noise(kind, n_out, n_in)
+
+
+@cache
+def _norm_of_noise(kind: Kind, n_out: int, n_in: int) -> float:
+    """Of independent entries with standard deviation 1."""
+    one = sympy.Integer(1)
     if kind == "table":  # a one-hot input meets one row: the expected norm over such inputs
-        return float(estimates.expected(sigma, sympy.Integer(n_out)))
-    return float(estimates.bai_yin(sigma, sympy.Integer(n_out), sympy.Integer(n_in)))
+        return float(estimates.expected(one, sympy.Integer(n_out)))
+    return float(estimates.bai_yin(one, sympy.Integer(n_out), sympy.Integer(n_in)))
 
 
 def _step(fact: ParameterFact, role: Role, planned: PlannedParameter, values: _Values, rule: Rule) -> float:
@@ -148,16 +154,24 @@ def _step(fact: ParameterFact, role: Role, planned: PlannedParameter, values: _V
     The gradient with respect to that product is the unit's own, times the branch's factor for what stands inside of
     the branch; with respect to the stored numbers it is larger by the multiplier.
     """
-    unit, numbers = _unit(fact, role)
-    core = unit.branch if isinstance(unit, Residual) else unit
-    n_out, n_in = (_number(size, numbers) for size in core.shape())
     inside = fact.depth is not None and not planned.output
-    beta = rule.beta(sympy.Integer(fact.depth or 1)) if inside else 1
     multiplier = values.multiplier * fact.forward_multiplier
-    gradient = _number(core.gradient_norm(), numbers) * multiplier * beta
-    sizes = Sizes(n_out, n_in, rms=sympy.Float(values.init_std), gradient=gradient)
-    step = float(optimizer_named(planned.optimizer).step(sizes)) * values.lr * multiplier
-    return step / math.sqrt(n_out) if role in _VECTORS else step  # of a vector, the root mean square
+    unit, numbers = _unit(fact, role)
+    beta = float(rule.beta(sympy.Integer(fact.depth or 1))) if inside else 1.0
+    norm = _step_norm(planned.optimizer, unit, tuple(numbers.items()), values.init_std, multiplier * beta)
+    return norm * values.lr * multiplier
+
+
+@cache
+def _step_norm(
+    optimizer: str, unit: Unit, numbers: tuple[tuple[str, int], ...], rms: float, gradient_scale: float
+) -> float:
+    """Norm of a step of unit rate: layers that are alike ask for it again and again."""
+    core = unit.branch if isinstance(unit, Residual) else unit
+    known = {formulas.symbol(name): value for name, value in numbers}
+    n_out, n_in, gradient = (sympy.sympify(size).subs(known) for size in (*core.shape(), core.gradient_norm()))
+    sizes = Sizes(n_out, n_in, rms=sympy.Float(rms), gradient=gradient * gradient_scale)
+    return float(optimizer_named(optimizer).step(sizes))
 
 
 def _unit(fact: ParameterFact, role: Role) -> tuple[Unit, dict[str, int]]:
@@ -165,7 +179,3 @@ def _unit(fact: ParameterFact, role: Role) -> tuple[Unit, dict[str, int]]:
     if fact.role != "fused_qkv" or role == "fused_qkv":
         return unit_for(fact.role, in_block=in_block, output=fact.output), dimensions(fact)
     return getattr(fused_unit(in_block=in_block), role[0]), fused_dimensions(fact)
-
-
-def _number(expression: formulas.Expr, numbers: dict[str, int]) -> formulas.Expr:
-    return sympy.sympify(expression).subs({formulas.symbol(name): value for name, value in numbers.items()})
