@@ -23,6 +23,7 @@ from mupscale.targets.families import Family
 
 ARCHITECTURES = {"Llama": "hf:llama", "Qwen3": "hf:qwen3", "Gemma 2": "hf:gemma2"}
 # Many small heads: an update of keys is the less coherent the more heads it is of, which levels off with their number.
+# With 12 heads of 32 and r = 3 that gives keys of Llama a slope of −0.07 over the width, inconclusive at 8 seeds.
 SHAPE = "hidden_size=384,intermediate_size=768,num_hidden_layers=2,num_attention_heads=24,head_dim=16,vocab_size=256"
 # At 2^-13 a few steps move the weights by a fifth: gradients then turn, the more the larger a rate is.
 SETUP = Setup(lr=2**-16, batch=1, sequence=256)
@@ -107,6 +108,7 @@ def main() -> int:
     print(line("model", "over", "rule", "verdict", "seeds", "runs", "statistic", "slope and interval", "theory", ""))
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else scratch)
+        kept = ", with runs kept from before" if any(folder.glob("*/runs.jsonl")) else ""
         for architecture, kind in ARCHITECTURES.items():
             for case in CASES:
                 result = check(kind, case, folder)
@@ -116,7 +118,7 @@ def main() -> int:
                     print(f"  NOT AS EXPECTED: {fault}", flush=True)
                 for warning in result.warnings:
                     print(f"  warning: {warning}", flush=True)
-    print(f"\n{wrong} findings are not as theory says ({time.perf_counter() - began:.0f} s)")
+    print(f"\n{wrong} findings are not as theory says ({time.perf_counter() - began:.0f} s{kept})")
     return 1 if wrong else 0
 
 

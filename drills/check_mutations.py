@@ -37,7 +37,11 @@ MATRICES = ("query", "key", "value", "attention_output", "mlp_in", "mlp_out")
 """What theory calls hidden, K and V included."""
 BRANCHES = (("map", "attention"), ("map", "mlp"))
 EPS = 1e-5
-"""A fifth of the query's gradients at the base's width, so that it matters there; other roles have larger ones."""
+"""A fifth of the query's gradients at the base's width, so that it matters there; other roles have larger ones.
+
+Theory's estimate of a step leaves ε out: it predicts a slope of 0 even where ε is unscaled. In truth it lies between 0
+and −1, where ε is far above the gradients.
+"""
 
 Place = tuple[str, str]
 """A statistic and a role."""
@@ -284,7 +288,7 @@ def _places(tally: Tally, verdict: str) -> Iterator[str]:
     for place, times in tally.places(verdict).items():
         mark = "*" if verdict == "fail" and place not in tally.case.expected else " "
         slope, theory = (number(tally.mean(place, field)) for field in ("slope", "predicted"))
-        yield f"   {mark}{named(place):<28}{times:>3}{slope:>9}{theory:>8}"
+        yield f"   {mark}{named(place):<28}{times:>3}{slope:>9}{theory:>8}".rstrip()
 
 
 def named(place: Place) -> str:
@@ -310,7 +314,7 @@ def carried_out(repetitions: int, folder: Path) -> list[Tally]:
         jobs,
         ledger=folder / "checks.jsonl",
         about=about,
-        report=lambda done, total: print(f"{done} of {total}", file=sys.stderr, end="\r"),
+        report=lambda done, total: print(f"{done} of {total} checks", file=sys.stderr),
     )
     return [
         Tally(case, [results[f"{case.name} over {case.over}, {k}"] for k in range(1, repetitions + 1)])
@@ -332,8 +336,8 @@ def main() -> int:
     print(
         f"adamw, lr {Setup.lr:.3g}, std {Setup.std}, ε {Setup.eps} ({EPS} where large or unscaled); tolerance ±0.1 "
         f"at 95 % together\nrepetition k has seeds 100k, 100k + 1, …\n"
-        f"python drills/check_mutations.py {repetitions}: {seconds / 60:.0f} minutes of one core, "
-        f"{(time.perf_counter() - began) / 60:.0f} on the clock"
+        f"python drills/check_mutations.py {' '.join(sys.argv[1:])}: {seconds / 60:.0f} minutes of one core in all; "
+        f"this call took {(time.perf_counter() - began) / 60:.0f} minutes for what it did not find done"
     )
     missed = any(tally.count("fail") < 0.9 * len(tally.checks) for tally in wrong)
     alarms = sum(tally.count("fail") for tally in right) > 0.05 * sum(len(tally.checks) for tally in right)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import sympy
@@ -190,6 +191,30 @@ class TestTrain:
         assert len(json.loads(out)) > 30
 
 
+class TestCheck:
+    LINE = "check gpt:cpu_32_r2 --vary depth=1,2,4 --seeds 2 --steps 1 --batch 1 --sequence 32 --workers 0"
+
+    def test_the_verdict_is_the_status(self, capsys, tmp_path):
+        line = [*self.LINE.split(), "--depth", "none", "--output", str(tmp_path), "--json"]
+        statuses = {"pass": 0, "fail": 1, "inconclusive": 3}
+        for tolerance, verdict in (("9", "pass"), ("0.001", "fail")):
+            status, out, _ = run(capsys, *line, "--tolerance", tolerance)
+            data = json.loads(out)
+            assert (data["verdict"], status) == (verdict, statuses[verdict])
+        files = {Path(file).name: Path(file) for file in data["files"]}
+        assert {"runs.jsonl", "findings.jsonl", "findings.csv", "slopes.png", "slopes.svg", "slopes.pdf"} == set(files)
+        assert all(path.stat().st_size > 0 for path in files.values())
+
+    def test_text_names_slopes_and_verdict_and_a_second_call_runs_nothing(self, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        status, out, _ = run(capsys, *self.LINE.split())
+        assert status in (0, 1, 3)
+        assert "coordinate check over depth = 1, 2, 4" in out
+        assert "files in runs/check/gqa-mup-depth-" in out
+        monkeypatch.setattr("mupscale.checks.check.run_probe", None)
+        assert run(capsys, *self.LINE.split()) == (status, out, "")
+
+
 MISTAKES = {
     "derive kvv": "Did you mean 'kv'",
     "derive kv --optimizer adamm": "Did you mean 'adam",
@@ -231,6 +256,24 @@ MISTAKES = {
     "plan llama-3-8b --base width=512 --explain model.norm": "Did you mean 'model.norm.weight'",
     "plan hf:mamba --base width=512": "not understood",
     "plan gpt:kvr_5 --base width=64": "Did you mean 'kvr_",
+    "check --vary n_kv_heads=12": "a slope needs two",
+    "check --vary n_kv_heads": "Write it like n_kv_heads=4,2,1",
+    "check --vary n_kv_heads=12,x": "Write it like n_kv_heads=4,2,1",
+    "check --vary widht=64,128": "Did you mean 'width'",
+    "check --vary width=64,0": "width=0 is not a positive whole number",
+    "check gpt:chek --workers 0": "Did you mean 'check'",
+    "check --vary n_kv_heads=12,5 --workers 0": "Choose a divisor of 12",
+    "check --seeds 1": "one seed gives no interval",
+    "check --steps 0": "leaves no update to measure",
+    "check --lr -1": "lr=-1.0 must be",
+    "check --base-eps 0": "eps=0.0 must be",
+    "check --optimizer adamm": "Did you mean 'adam",
+    "check --optimizer shampoo": "unknown optimizer for a check",
+    "check --rule gqa": "Did you mean 'gqa-mup'",
+    "check --tolerance 0": "tolerance=0.0 must be",
+    "check --confidence 2": "confidence=2.0 must lie between 0 and 1",
+    "check --data pyton-stdlib --workers 0": "Did you mean 'python-stdlib'",
+    "paper coordinate-check --scale gpu": "gpu",
     "train": "width, depth, n_heads not given",
     "train nowhere.toml": "nowhere.toml: No such file",
     "train --model.name cpu_64_r2": "give steps, or tokens_per_parameter",

@@ -159,6 +159,8 @@ def _warnings(runs: Sequence[Run], quantity: Quantity) -> list[str]:
             found.append(
                 f"{other} changes along with {quantity} ({min(values)} to {max(values)}): a slope may come from either."
             )
+    if any(run.get("tied") for run in runs):
+        found.append("the readout is the embedding, and is judged as such: its factor in the final norm is not.")
     first, last = (sum(run["losses"][k] for run in runs) / len(runs) for k in (0, -1))
     if last > first:
         found.append(f"the loss rose, {first:.3g} → {last:.3g} on average: the rate may be too large to judge by.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mupscale.analysis import Flatness, Verdict, curve_slope, fit_slope, judge_flatness
 from mupscale.checks import statistics
 from mupscale.checks.statistics import MAPS, ONLY_GROWTH, STATISTICS, Quantity, Run, Statistic
+from mupscale.errors import OptionError
 
 Measured = Callable[[Run], Sequence[float]]
 Predicted = Callable[[Run], float | None]
@@ -58,6 +59,12 @@ class Criteria:
 
     tolerance: float = 0.1
     confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tolerance < math.inf:
+            raise OptionError(f"tolerance={self.tolerance} must be a finite number above 0, such as 0.1.")
+        if not 0 < self.confidence < 1:
+            raise OptionError(f"confidence={self.confidence} must lie between 0 and 1, such as 0.95.")
 
 
 def findings(runs: Sequence[Run], quantity: Quantity, criteria: Criteria) -> list[Finding]:

@@ -1,5 +1,6 @@
 """What is measured by itself: a matrix, the rows of one role in a fused matrix, a table of embeddings, a vector."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,7 @@ from mupscale.planning import Plan
 from mupscale.planning.units import dimensions, fused_dimensions, fused_unit, unit_for
 from mupscale.planning.values import PlannedParameter, RowBlock, Slices
 from mupscale.reading import ModelFacts, ParameterFact, Role
-from mupscale.theory import Residual, Rule, Sizes, Unit, estimates, formulas, optimizer_named
+from mupscale.theory import Residual, Rule, Sizes, Unit, Vector, estimates, formulas, optimizer_named
 
 Kind = Literal["matrix", "table", "vector"]
 _TABLES: tuple[Role, ...] = ("embedding", "position")
@@ -33,6 +34,8 @@ class Part:
     repetitions: int
     multiplier: float
     """What the forward pass puts on the stored numbers; norms are of the product."""
+    hooked: float
+    """The part of it that a plan's hook puts on the module's own output; the rest is a constant of the model."""
     wanted: float
     """The initial norm that theory asks for, with its own σ: σ(√n_in + √n_out); σ√n of a table's row."""
     predicted_start: float
@@ -96,6 +99,7 @@ def _parts(
             n_in=fact.fan_in,
             repetitions=fact.repetitions if role in ("key", "value") else 1,
             multiplier=own.multiplier * fact.forward_multiplier,
+            hooked=own.multiplier,
             wanted=_start(kind, reference, fact, base, *sizes),
             predicted_start=_start(kind, own, fact, base, *sizes),
             predicted_step=_step(fact, role, planned, own, rule) * base.lr,
@@ -171,7 +175,8 @@ def _step_norm(
     known = {formulas.symbol(name): value for name, value in numbers}
     n_out, n_in, gradient = (sympy.sympify(size).subs(known) for size in (*core.shape(), core.gradient_norm()))
     sizes = Sizes(n_out, n_in, rms=sympy.Float(rms), gradient=gradient * gradient_scale)
-    return float(optimizer_named(optimizer).step(sizes))
+    step = float(optimizer_named(optimizer).step(sizes))
+    return step / math.sqrt(n_out) if isinstance(core, Vector) else step  # of a vector, the root mean square
 
 
 def _unit(fact: ParameterFact, role: Role) -> tuple[Unit, dict[str, int]]:

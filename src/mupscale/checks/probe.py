@@ -16,12 +16,12 @@ from mupscale.checks.places import Places
 from mupscale.checks.tracing import Trace, rms, tracing
 from mupscale.data import Batch, Batches, open_corpus
 from mupscale.data.corpus import Tokens
-from mupscale.errors import DimensionError, NonFiniteError, OptionError
+from mupscale.errors import DimensionError, NonFiniteError, OptionError, UnknownNameError
 from mupscale.planning import Plan, plan
 from mupscale.reading import ModelFacts, read
 from mupscale.reading.structure import bare
-from mupscale.theory import Rule, rule_named
-from mupscale.training.config import Optimizing
+from mupscale.theory import Rule, optimizer_named, rule_named
+from mupscale.training.config import RUNNABLE, Optimizing
 from mupscale.training.preparation import optimizers
 
 Build = Callable[..., nn.Module]
@@ -49,6 +49,10 @@ class Setup:
     device: str = "auto"
 
     def __post_init__(self) -> None:
+        if optimizer_named(self.optimizer).name not in RUNNABLE:
+            raise UnknownNameError("optimizer for a check", self.optimizer, RUNNABLE)
+        if self.eps is not None and not 0 < self.eps < math.inf:
+            raise OptionError(f"eps={self.eps} must be a finite number above 0.")
         for name in ("lr", "std"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
@@ -102,7 +106,7 @@ def run_probe(probe: Probe) -> dict[str, Any]:
     right = made if probe.planner is None and probe.rule == ideal else probe.plan(model, base, ideal)
     facts = read(model)
     made.initialize_(model, std=probe.setup.std, seed=probe.seed)
-    model.to(_device(probe.setup.device)).train()
+    model.to(_device(probe.setup.device)).eval()  # without dropout: two passes over a batch differ by the step alone
     parts = parts_of(facts, made, right, Base(lr=probe.setup.lr, std=probe.setup.std))
     measuring = _Measuring(probe, model, facts, parts, _batch(probe, facts))
     measuring.run(optimizers(made, model, probe.setup.optimizing(made.optimizer)))
@@ -238,17 +242,17 @@ class _Measuring:
 
     def _activations(self, part: Part, earlier: Trace, now: Trace, before: Tensor) -> dict[str, float]:
         """Δh = ΔW·x + W·Δx, with x before the step and W after it, so that the two add up to Δh."""
-        path = part.module
-        if part.kind == "vector" or path not in now.outputs or path not in earlier.outputs:
+        path, after = part.module, self.tensors[part.name].detach()
+        if part.kind == "vector" or after.ndim > 2 or path not in now.outputs or path not in earlier.outputs:
             return {}
         h = part.outputs(now.outputs[path], 1)
         found = {"h": rms(h), "dh": rms(h - part.outputs(earlier.outputs[path], 1))}
         if part.kind == "table" or path not in now.inputs or now.inputs[path].shape[1] != part.n_in:
             return found
-        x, after = earlier.inputs[path], self.tensors[part.name].detach()
+        x = earlier.inputs[path]
         W, dW = part.of(after).to(x.dtype), part.of(after - before).to(x.dtype)
-        found["dw_x"] = rms(x @ dW.mT) * part.multiplier
-        found["w_dx"] = rms((now.inputs[path] - x) @ W.mT) * part.multiplier
+        found["dw_x"] = rms(x @ dW.mT) * part.hooked
+        found["w_dx"] = rms((now.inputs[path] - x) @ W.mT) * part.hooked
         return found
 
     def result(self, made: Plan) -> dict[str, Any]:
@@ -264,6 +268,7 @@ class _Measuring:
         beta = float(made.rule.beta(self.facts.depth)) if made.rule.depth != "none" else 1.0
         return {
             "value": self.probe.value, "seed": self.probe.seed, **dimensions, "beta": _short(beta),
+            "tied": self.facts.tied_readout,
             "losses": self.losses, "parts": parts, "series": self.series, "maps": self.maps,
         }  # fmt: skip
 

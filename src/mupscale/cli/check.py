@@ -162,9 +162,11 @@ def _folder_name(rule: str, name: str, settings: list[Any]) -> str:
 
 def _saved(result: "CheckResult", folder: Path) -> tuple[list[str], str]:
     """The files, and what to say where figures could not be drawn."""
-    from mupscale.reports import save_check
+    from mupscale import reports
 
+    paths, remark = [folder / "runs.jsonl", *reports.save_findings(result, folder)], ""
     try:
-        return [str(path) for path in [folder / "runs.jsonl", *save_check(result, folder)]], ""
+        paths += reports.save_pictures(result, folder)
     except MissingExtraError as error:
-        return [str(folder / "runs.jsonl")], f"no figures: {error}"
+        remark = f"no figures: {error}"
+    return [str(path) for path in paths], remark

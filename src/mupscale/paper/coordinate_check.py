@@ -136,5 +136,6 @@ def save(results: Mapping[str, CheckResult], folder: Path) -> list[Path]:
     rows = [vars(row) for row in table(results)]
     paths = [reports.save_csv(rows, folder / "table.csv")]
     for name, result in results.items():
-        paths += reports.save_check(result, folder / name, STATISTICS)
+        paths += reports.save_findings(result, folder / name)
+        paths += reports.save_pictures(result, folder / name, STATISTICS)
     return paths

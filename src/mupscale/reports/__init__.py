@@ -1,7 +1,7 @@
 """Reports: pictures and files, drawn from plain data."""
 
 from mupscale.reports.bands import Band, draw_bands
-from mupscale.reports.checks import check_panels, draw_check, draw_verdicts, save_check
+from mupscale.reports.checks import check_panels, draw_check, draw_verdicts, save_findings, save_pictures
 from mupscale.reports.panels import Line, Panel, draw_panels
 from mupscale.reports.saving import save_csv, save_figure
 from mupscale.reports.slopes import SlopeBar, draw_slopes
@@ -17,7 +17,8 @@ __all__ = [
     "draw_panels",
     "draw_slopes",
     "draw_verdicts",
-    "save_check",
     "save_csv",
     "save_figure",
+    "save_findings",
+    "save_pictures",
 ]

@@ -70,17 +70,19 @@ def draw_verdicts(result: CheckResult, title: str, findings: Sequence[Finding] |
     )
 
 
-def save_check(result: CheckResult, folder: Path, statistics: Sequence[str] = ("update", "dh")) -> list[Path]:
-    """The findings as JSON lines and CSV, the summary of slopes, and the panels of some statistics."""
-    rule = result.about["rule"]["name"]
-    seeds = f"{len(result.about['seeds'])} seeds"
+def save_findings(result: CheckResult, folder: Path) -> list[Path]:
+    """Every slope as JSON lines and as CSV."""
     rows = result.to_dict()["findings"]
-    findings = folder / "findings.jsonl"
-    write_rows(findings, rows)
+    write_rows(folder / "findings.jsonl", rows)
     flat = [{key: value for key, value in row.items() if key != "means"} for row in rows]
-    paths = [findings, save_csv(flat, folder / "findings.csv")]
+    return [folder / "findings.jsonl", save_csv(flat, folder / "findings.csv")]
+
+
+def save_pictures(result: CheckResult, folder: Path, statistics: Sequence[str] = ("update", "dh")) -> list[Path]:
+    """The summary of slopes, and the panels of some statistics."""
+    rule, seeds = result.about["rule"]["name"], f"{len(result.about['seeds'])} seeds"
     summary = f"{rule}: {result.verdict} ({seeds}; intervals of {result.criteria.confidence:.0%} together)"
-    paths += save_figure(draw_verdicts(result, summary), folder / "slopes")
+    paths = save_figure(draw_verdicts(result, summary), folder / "slopes")
     for name in statistics if result.quantity != "depth" else ():
         title = f"{STATISTICS[name].label} under {rule}, mean and interval over {seeds}"
         paths += save_figure(draw_check(result, name, title), folder / name)

@@ -1,0 +1,83 @@
+"""The paper's coordinate checks in the smallest size that still has 12 heads."""
+
+import dataclasses
+import json
+
+import pytest
+
+from mupscale.cli import main
+from mupscale.engines import Local
+from mupscale.errors import UnknownNameError
+from mupscale.paper import coordinate_check as experiment
+from mupscale.targets import Family
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    small = Family("gpt:check,width=96,depth=1,head_dim=32")
+    return dataclasses.replace(experiment.SIZES["cpu"], family=small, seeds=(1, 2), steps=1, sequence=64)
+
+
+@pytest.fixture(scope="module")
+def made(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("coordinate-check")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "SIZES", {"cpu": tiny})
+        seen: list[tuple[int, int]] = []
+        results = experiment.run("cpu", folder, engine=Local(workers=0), report=lambda *count: seen.append(count))
+    assert seen[-1] == (tiny.runs, tiny.runs) == (36, 36)
+    return folder, results
+
+
+def test_three_rules_differ_in_keys_and_values_as_derived(made):
+    _, results = made
+    predicted = {name: result.finding("update", "key").predicted for name, result in results.items()}
+    assert predicted["gqa-mup"] == pytest.approx(0, abs=1e-4)
+    assert predicted["mup"] < -0.2 < 0.05 < predicted["gqa-mup-as-printed"]
+    for name, result in results.items():
+        measured = result.finding("update", "value").flatness.slope.value
+        assert measured == pytest.approx(predicted[name], abs=0.12)
+
+
+def test_the_table_has_both_checks_for_each_rule(made):
+    rows = experiment.table(made[1])
+    assert {(row.rule, row.statistic) for row in rows} == {
+        (rule, label) for rule in experiment.RULES for label in ("‖Δh‖", "‖ΔW‖/‖W0‖")
+    }
+    text = list(experiment.to_text(rows, made[1]))
+    assert sum("spectral check" in line for line in text) == 3
+
+
+def test_files_are_written(made):
+    folder, results = made
+    names = {str(path.relative_to(folder)) for path in experiment.save(results, folder)}
+    for rule in experiment.RULES:
+        assert {f"{rule}/{stem}.png" for stem in ("slopes", "dh", "step", "update")} <= names
+    assert "table.csv" in names
+
+
+def test_the_command_reads_what_is_there(made, tiny, monkeypatch, capsys):
+    folder, results = made
+    monkeypatch.setattr(experiment, "SIZES", {"cpu": tiny})
+    monkeypatch.setattr("mupscale.checks.check.run_probe", None)
+    assert main(["paper", "coordinate-check", "--output", str(folder), "--workers", "0", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert {name: check["verdict"] for name, check in data["checks"].items()} == {
+        name: result.verdict for name, result in results.items()
+    }
+
+
+def test_the_papers_size_is_what_it_prints():
+    size = experiment.SIZES["paper"]
+    assert size.seeds == tuple(range(1, 11))
+    assert (size.setup.eps, size.setup.std, size.setup.batch, size.sequence, size.setup.weight_decay) == (
+        1e-12, 0.02, 1, 1024, 0.0,
+    )  # fmt: skip
+    shape = size.family(n_kv_heads=3).config
+    assert (shape.width, shape.depth, shape.n_heads, shape.head_size, shape.kv_heads) == (576, 8, 12, 64, 3)
+    assert size.setup.betas == (0.9, 0.999)
+
+
+def test_unknown_scale(tmp_path):
+    with pytest.raises(UnknownNameError, match="Did you mean 'paper'"):
+        experiment.run("papr", tmp_path)
