@@ -161,7 +161,10 @@ RANGES = {
     "r": Range("gpt:check", {"n_kv_heads": (12, 4, 2, 1)}, Setup(batch=1, sequence=256), seeds=6),
     # Many key heads from the start: while their number grows from a few, the key's update loses coherence, and so size.
     "width": Range(
-        "gpt:cpu_64_r1,depth=2,head_dim=8,n_heads=8,n_kv_heads=8", {"width": (64, 128, 256, 512)}, Setup(), seeds=7
+        "gpt:cpu_64_r1,depth=2,head_dim=8,n_heads=8,n_kv_heads=8",
+        {"width": (64, 128, 256, 512)},
+        Setup(),
+        seeds=7,
     ),
     # Base 1 makes branches small from the start; at base 2 the residual stream is not yet made of many small ones.
     "depth": Range("gpt:cpu_64_r2", {"depth": (2, 4, 8, 16)}, Setup(), seeds=3, base=1),

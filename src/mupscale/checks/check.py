@@ -51,7 +51,7 @@ def coordinate_check(
     seeds    how many, or which; at least two
     data     a corpus by name, as for training, or an array of tokens
     setup    optimizer, base rate, batch and so on
-    base     the value that counts as tuned; the least width or depth, or the most key/value heads, unless given
+    base     the value that counts as tuned; the least width, a depth of 1, or the most key/value heads, unless given
     loss     loss(model, batch), for a model that does not give logits of the next token
     engine   where the runs are carried out; local processes, one a core, unless given
     folder   keep the runs there as JSON lines, and go on where an earlier call stopped
@@ -134,7 +134,8 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
 
 
 def _base(quantity: Quantity, values: Sequence[int]) -> int:
-    return max(values) if quantity == "r" else min(values)
+    """Of depth, 1: branches are then scaled by 1/L, and small at every depth that is looked at."""
+    return {"r": max(values), "width": min(values), "depth": 1}[quantity]
 
 
 def _refuse_equal(runs: Sequence[Run], quantity: Quantity, name: str) -> None:
@@ -180,6 +181,6 @@ def _identity(function: Callable[..., Any]) -> str:
         return repr(function)
     try:
         source = inspect.getsource(function)
-    except (OSError, TypeError):
+    except Exception:  # no source, or one that was edited since
         return f"{getattr(function, '__module__', '')}.{name}"
     return f"{function.__module__}.{name}, {hashlib.sha256(source.encode()).hexdigest()[:12]}"

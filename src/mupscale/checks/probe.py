@@ -37,7 +37,7 @@ class Setup:
     """
 
     optimizer: str = "adamw"
-    lr: float = 2**-13
+    lr: float = 2**-16
     weight_decay: float = 0.0
     eps: float | None = 1e-12
     betas: tuple[float, float] = (0.9, 0.999)

@@ -117,12 +117,12 @@ def _direction(one: Finding) -> str:
 
 def _as_predicted(one: Finding) -> str:
     """Whether theory says that the plan in use must fail like this."""
-    if one.predicted is None or abs(one.predicted) <= one.flatness.tolerance:
-        return ", which theory does not predict"
+    if one.predicted is None:
+        return ""
+    if abs(one.predicted) <= one.flatness.tolerance:
+        return ", which theory does not predict (it leaves ε out of account, and takes updates to be coherent)"
     near = one.flatness.low <= one.predicted <= one.flatness.high
-    return f", as theory predicts for this plan ({_number(one.predicted)})" if near else (
-        f"; theory predicts {_number(one.predicted)} for this plan"
-    )  # fmt: skip
+    return f"{', as theory predicts' if near else '; theory predicts'} {_number(one.predicted)} for this plan"
 
 
 def _advice(found: Sequence[Finding]) -> str:

@@ -25,7 +25,7 @@ class Steps:
     optimizer: str | None = None
     "adamw, adam, sgd, momentum, lion, muon, muon-match-rms or muon-spectral; adamw unless given."
     lr: float | None = None
-    "Base rate: 2^-13 unless given, so small that a few steps stay near the start."
+    "Base rate: 2^-16 unless given, so small that a few steps stay near the start."
     base_eps: float | None = None
     "Base epsilon: 1e-12 unless given, so small that it plays no part."
     std: float | None = None
@@ -93,7 +93,7 @@ def check(
     data
         A corpus by name, as for training.
     base
-        The value that counts as tuned: most key/value heads, least width or depth, unless given.
+        The value that counts as tuned: most key/value heads, least width, a depth of 1, unless given.
     tolerance
         A slope within this of zero is flat.
     confidence
