@@ -272,6 +272,18 @@ def test_what_changes_beside_the_varied_quantity_is_said():
     assert any("r changes along with width (2 to 4)" in warning for warning in result.warnings)
 
 
+def test_what_does_not_move_is_said():
+    def frozen(model, batch):
+        """A loss that the attention's output has no part in."""
+        for block in model.blocks:
+            block.attention.o_proj.weight.data.zero_()
+        return model(batch.inputs, batch.targets)
+
+    result = coordinate_check(deep, {"depth": [1, 2]}, seeds=2, steps=1, setup=TINY, engine=HERE, loss=frozen)
+    assert "value did not move in some run, so nothing is said about it." in result.warnings
+    assert "warning: value did not move" in str(result)
+
+
 class TestAssertTransfers:
     def test_raises_with_the_whole_table(self):
         rule = mupscale.theory.rule_named("gqa-mup").but(depth="none")

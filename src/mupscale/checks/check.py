@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mupscale.checks.judging import Criteria, coherences, findings
+from mupscale.checks.judging import Criteria, Finding, coherences, findings
 from mupscale.checks.probe import Build, Loss, Planner, Probe, Setup, run_probe
 from mupscale.checks.result import CheckResult
 from mupscale.checks.statistics import Quantity, Run
@@ -95,14 +95,15 @@ def coordinate_check(
 def judge(runs: Sequence[Run], quantity: Quantity, about: Mapping[str, Any], criteria: Criteria) -> CheckResult:
     """The verdict on runs that are there already."""
     _refuse_equal(runs, quantity, next(iter(about["vary"])))
+    found = findings(runs, quantity, criteria)
     return CheckResult(
         quantity=quantity,
         x=tuple(sorted({run[quantity] for run in runs})),
         about=about,
         criteria=criteria,
-        findings=tuple(findings(runs, quantity, criteria)),
+        findings=tuple(found),
         coherences=tuple(coherences(runs, quantity)),
-        warnings=tuple(_warnings(runs, quantity)),
+        warnings=(*_unmoved(runs, found), *_warnings(runs, quantity)),
         runs=tuple(runs),
     )
 
@@ -150,6 +151,14 @@ def _refuse_equal(runs: Sequence[Run], quantity: Quantity, name: str) -> None:
         same = [other for other, also in found.items() if also == x and other != value]
         if same:
             raise OptionError(f"{name} = {value} and {same[0]} both give {quantity} = {x}. Leave one of them out.")
+
+
+def _unmoved(runs: Sequence[Run], found: Sequence[Finding]) -> list[str]:
+    """Roles that are there and have no slope, because somewhere they did not move at all."""
+    parts = runs[0]["parts"]
+    present = dict.fromkeys(r for r, kind in zip(parts["role"], parts["kind"], strict=True) if kind != "vector")
+    moved = {one.role for one in found if one.statistic == "update"}
+    return [f"{role} did not move in some run, so nothing is said about it." for role in present if role not in moved]
 
 
 def _warnings(runs: Sequence[Run], quantity: Quantity) -> list[str]:

@@ -93,8 +93,8 @@ def _curves(
     table: "Table", judged: set[str], quantity: Quantity
 ) -> Iterator[tuple[str, str, str, Measured, Predicted, bool]]:
     for name in MAPS:
-        if all(run["maps"].get(name) for run in table.runs):
-            measured, predicted = _of_map(name)
+        measured, predicted = _of_map(name)
+        if all(measured(run) for run in table.runs):
             yield "map", MAPS[name], name, measured, predicted, quantity == "depth"
     for name, statistic in STATISTICS.items():
         for role in statistics.roles(table.runs[0], statistic):

@@ -176,8 +176,8 @@ class _Measuring:
             for optimizer in steppers:
                 optimizer.step()
                 optimizer.zero_grad()
-            self._note_weights(before, start)
             trace = self._forward(step, backward=step < self.probe.steps)
+            self._note_weights(before, start)
             self._note_activations(earlier, trace, before)
 
     def _weights(self) -> dict[str, Tensor]:

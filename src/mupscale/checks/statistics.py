@@ -215,6 +215,8 @@ def predicted(run: Run, statistic: Statistic, role: str) -> float | None:
 def map_by_step(run: Run, name: str) -> list[float]:
     """The geometric mean over blocks at each step, the first of which is the start; of the stream, its growth."""
     rows = run["maps"].get(name, [])
+    if not all(value for row in rows for value in row):  # a branch that gives nothing
+        return []
     if name == "stream":
         return [row[-1] / row[0] for row in rows]
     factor = run["depth"] if MAPS[name].startswith("L") else 1
