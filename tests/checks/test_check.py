@@ -195,7 +195,20 @@ class TestFolder:
         assert again.to_dict() == first.to_dict()
         # One line torn off by a crash is run again, and only that one.
         (tmp_path / "runs.jsonl").write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:50])
-        assert coordinate_check(deep, folder=tmp_path, **options).to_dict() == first.to_dict()
+        said: list[str] = []
+        assert coordinate_check(deep, folder=tmp_path, remark=said.append, **options).to_dict() == first.to_dict()
+        assert said == [f"{tmp_path / 'runs.jsonl'}: the last line was torn and is dropped; its job is run again."]
+
+    def test_seeds_and_values_can_be_added(self, tmp_path):
+        options = {"steps": 1, "setup": TINY, "engine": HERE, "folder": tmp_path}
+        coordinate_check(deep, {"depth": [1, 2]}, seeds=2, **options)
+        counted: list[tuple[int, int]] = []
+        more = coordinate_check(
+            deep, {"depth": [1, 2, 4]}, seeds=3, report=lambda *count: counted.append(count), **options
+        )
+        assert counted[0] == (4, 9)
+        assert len(counted) == 1 + 5
+        assert (more.x, more.about["seeds"]) == ((1, 2, 4), [1, 2, 3])
 
     def test_a_folder_of_other_runs_is_refused(self, tmp_path):
         options = {"vary": {"depth": [1, 2]}, "seeds": 2, "setup": TINY, "engine": HERE, "folder": tmp_path}

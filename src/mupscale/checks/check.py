@@ -41,7 +41,8 @@ def coordinate_check(
     criteria: Criteria = Criteria(),  # noqa: B008
     engine: Engine | None = None,
     folder: Path | None = None,
-    report: Callable[[int, int], None] | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+    remark: Callable[[str], None] = lambda text: None,
 ) -> CheckResult:
     """Train a model for a few steps at each value and seed, and judge whether weights and updates keep their size.
 
@@ -54,7 +55,8 @@ def coordinate_check(
     base     the value that counts as tuned; the least width, a depth of 1, or the most key/value heads, unless given
     loss     loss(model, batch), for a model that does not give logits of the next token
     engine   where the runs are carried out; local processes, one a core, unless given
-    folder   keep the runs there as JSON lines, and go on where an earlier call stopped
+    folder   keep the runs there as JSON lines; what is there is not run again, also when seeds or values are added
+    report   hears how many runs are done, and of how many; `remark` of what a reader should know
 
     >>> from mupscale.models import GPT, GPTConfig
     >>> def build(n_kv_heads):
@@ -84,12 +86,9 @@ def coordinate_check(
         "planner": None if planner is None else _identity(planner), "loss": None if loss is None else _identity(loss),
     }  # fmt: skip
     ledger = None if folder is None else folder / "runs.jsonl"
-    runs = list(
-        carry_out(
-            run_probe, jobs, ledger=ledger, about=about, engine=engine, report=report or (lambda done, total: None)
-        ).values()
-    )
-    return judge(runs, quantity, about, criteria)
+    same = about | {"vary": name, "seeds": None}  # with other values and seeds it is the same check, extended
+    runs = carry_out(run_probe, jobs, ledger=ledger, about=same, engine=engine, report=report, remark=remark)
+    return judge(list(runs.values()), quantity, about, criteria)
 
 
 def judge(runs: Sequence[Run], quantity: Quantity, about: Mapping[str, Any], criteria: Criteria) -> CheckResult:

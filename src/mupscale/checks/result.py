@@ -134,7 +134,12 @@ def _advice(found: Sequence[Finding]) -> str:
     names = "; ".join(f"{label} of {', '.join(which)}" for label, which in roles.items())
     if None in needed:
         return f"inconclusive: {names}. More than 100 seeds would be needed: the slope is at the tolerance."
-    return f"inconclusive: {names}. About {max(n for n in needed if n is not None)} more seeds would settle it."
+    more = max(n for n in needed if n is not None)
+    enough = found[0].flatness.slope.seeds + more
+    return (
+        f"inconclusive: {names}. About {more} more seeds would settle it: with seeds={enough} in the same folder, the "
+        "runs so far count."
+    )
 
 
 def _table(found: Sequence[Finding]) -> Iterator[str]:

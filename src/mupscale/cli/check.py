@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -102,7 +103,7 @@ def check(
         Processes with one thread each; one a core unless given.
     output
         Folder for the runs (JSON lines), findings (JSON lines, CSV) and figures (PNG, SVG, PDF); the same command goes
-        on with a check that was interrupted. A folder below runs/check unless given.
+        on with a check that was interrupted, and one with more seeds adds them. Below runs/check unless given.
     everything
         Print all statistics, also those that are not judged.
     """
@@ -112,7 +113,7 @@ def check(
 
     name, values = _varied(vary)
     rule, setup = choices.build(depth), with_steps.setup()
-    settings = [target, vary, rule, seeds, steps, data, setup, base]
+    settings = [target, name, rule, steps, data, setup, base or (min(values), max(values))]
     folder = output or Path("runs/check") / _folder_name(rule.name, name, settings)
     with bar("checking", total=len(values) * max(seeds, 1)) as report:
         result = coordinate_check(
@@ -128,6 +129,7 @@ def check(
             engine=Local(workers),
             folder=folder,
             report=lambda done, _: report(done, ""),
+            remark=lambda text: print(text, file=sys.stderr),
         )
     files, remark = _saved(result, folder)
     if as_json:
@@ -155,7 +157,7 @@ def _varied(text: str) -> tuple[str, list[int]]:
 
 
 def _folder_name(rule: str, name: str, settings: list[Any]) -> str:
-    """A folder for each set of settings, so that one check does not meet the runs of another."""
+    """A folder for each set of settings, so that a check meets its own runs and no others; seeds may be added."""
     plain = re.sub(r"[^A-Za-z0-9]+", "-", f"{rule}-{name}").strip("-")
     return f"{plain[:48]}-{hashlib.sha256(repr(settings).encode()).hexdigest()[:8]}"
 

@@ -19,7 +19,7 @@ class Engine(Protocol):
         ...
 
 
-def _silent(done: int, total: int) -> None:
+def _silent(*_: object) -> None:
     pass
 
 
@@ -31,6 +31,7 @@ def carry_out(
     about: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
     report: Callable[[int, int], None] = _silent,
+    remark: Callable[[str], None] = _silent,
 ) -> dict[str, Any]:
     """{job: function(payload)} in the order of `jobs`; results are JSON values.
 
@@ -45,6 +46,8 @@ def carry_out(
     try:
         with _terminable(), _opened(ledger, about or {}) as book:
             results |= {job: result for job, result in book.results.items() if job in jobs} if book else {}
+            if book and book.torn:
+                remark(f"{ledger}: the last line was torn and is dropped; its job is run again.")
             if results:
                 report(len(results), len(jobs))
             missing = {job: payload for job, payload in jobs.items() if job not in results}

@@ -23,7 +23,8 @@ class Ledger:
         with ExitStack() as opened:
             self._lock = _locked(path)
             opened.callback(os.close, self._lock)
-            self.results: dict[str, Any] = _prepared(path, about)
+            self.results: dict[str, Any]
+            self.results, self.torn = _prepared(path, about)
             self._file = _opened(path, os.O_WRONLY | os.O_APPEND)
             opened.pop_all()  # all went well: they stay open
 
@@ -90,18 +91,19 @@ def _claim(file: int, path: Path) -> None:
         _write(file, str(os.getpid()).encode())
 
 
-def _prepared(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """The results so far, in a file that is whole: begun, or repaired, if it has to be."""
+def _prepared(path: Path, about: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """The results so far, in a file that is whole: begun, or repaired if it has to be, which the second value says."""
     header = _line({"about": about}, "what is being run")
     content = _content(path)
     if not content:
         write_whole(path, header)
-        return {}
+        return {}, False
     whole = content[: content.rfind(b"\n") + 1]
     results = _read(path, whole.split(b"\n")[:-1], json.loads(header)["about"])
-    if whole != content:
+    torn = whole != content
+    if torn:
         write_whole(path, whole)
-    return results
+    return results, torn
 
 
 def _content(path: Path) -> bytes:
