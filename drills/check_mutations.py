@@ -339,8 +339,7 @@ def main() -> int:
     print(
         f"adamw, lr {Setup.lr:.3g}, std {Setup.std}, ε {Setup.eps} ({EPS} where large or unscaled); tolerance ±0.1 "
         f"at 95 % together\nrepetition k has seeds 100k, 100k + 1, …\n"
-        f"python drills/check_mutations.py {' '.join(sys.argv[1:])}: {seconds / 60:.0f} minutes of one core in all; "
-        f"this call took {(time.perf_counter() - began) / 60:.0f} minutes for what it did not find done"
+        f"python drills/check_mutations.py {len(tallies[0].checks)}: {seconds / 60:.0f} minutes of one core in all"
     )
     missed = any(tally.count("fail") < 0.9 * len(tally.checks) for tally in wrong)
     alarms = sum(tally.count("fail") for tally in right) > 0.05 * sum(len(tally.checks) for tally in right)

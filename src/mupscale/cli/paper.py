@@ -89,7 +89,7 @@ def coordinate_check(
     Parameters
     ----------
     scale
-        cpu: width 192, 2 blocks, 5 seeds, a minute or two on two cores; paper: the paper's own size and seeds, about
+        cpu: width 192, 4 blocks, 5 seeds, a minute or two on two cores; paper: the paper's own size and seeds, about
         an hour.
     workers
         Processes with one thread each; one a core unless given.

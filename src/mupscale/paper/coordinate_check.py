@@ -49,7 +49,7 @@ class Size:
 
 
 SIZES: Mapping[str, Size] = {
-    "cpu": Size(Family("gpt:check"), (1, 2, 3, 4, 5), steps=4, sequence=256),
+    "cpu": Size(Family("gpt:check,depth=4"), (1, 2, 3, 4, 5), steps=4, sequence=256),
     "paper": Size(Family("gpt:coordinate_12,vocabulary=256"), tuple(range(1, 11)), steps=5, sequence=1024),
 }
 
