@@ -327,7 +327,6 @@ def carried_out(repetitions: int, folder: Path) -> list[Tally]:
 
 def main() -> int:
     repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 10
-    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         tallies = carried_out(repetitions, Path(sys.argv[2] if len(sys.argv) > 2 else scratch))
     wrong, right = ([tally for tally in tallies if tally.case.wrong is side] for side in (True, False))
