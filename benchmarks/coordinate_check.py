@@ -12,7 +12,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,13 +25,13 @@ from mupscale.checks.probe import Probe, run_probe
 from mupscale.targets import Family
 from mupscale.theory import rule_named
 
-Way = Callable[[WarmNorms, Sequence[Tensor]], list[Sizes]]
+Way = Callable[[WarmNorms, int, Tensor], Sizes]
 OURS: Way = WarmNorms.of
 
 
-def by_svd(_: WarmNorms, matrices: Sequence[Tensor]) -> list[Sizes]:
+def by_svd(_: WarmNorms, __: int, matrix: Tensor) -> Sizes:
     """Every norm by torch's SVD."""
-    return [Sizes(float(torch.linalg.matrix_norm(m, 2)), float(torch.linalg.matrix_norm(m))) for m in matrices]
+    return Sizes(float(torch.linalg.matrix_norm(matrix, 2)), float(torch.linalg.matrix_norm(matrix)))
 
 
 @dataclass
@@ -48,10 +48,10 @@ class Spent:
 
 @contextmanager
 def timed_norms(way: Way, spent: Spent) -> Generator[None]:
-    def of(self: WarmNorms, matrices: Sequence[Tensor]) -> list[Sizes]:
+    def of(self: WarmNorms, key: int, matrix: Tensor) -> Sizes:
         begin = time.process_time()
         try:
-            return way(self, matrices)
+            return way(self, key, matrix)
         finally:
             spent.norms += time.process_time() - begin
 

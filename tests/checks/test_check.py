@@ -8,7 +8,7 @@ import re
 import pytest
 
 import mupscale
-from mupscale.checks import CheckResult, Criteria, Setup, coordinate_check, curves, judge
+from mupscale.checks import CheckResult, Criteria, Setup, coordinate_check, curves, judge, statistics
 from mupscale.checks.judging import Coherence
 from mupscale.engines import Local
 from mupscale.errors import DimensionError, MupscaleError, OptionError, UnknownNameError
@@ -167,7 +167,34 @@ def deep(depth: int) -> GPT:
 TINY = Setup(batch=1, sequence=64)
 
 
+def fake(role: str, layers: list[float], **sizes):
+    """A run of one step with one role, whose updates have these norms."""
+    count = len(layers)
+    parts = {"role": [role] * count, "kind": ["matrix"] * count, "layer": list(range(count)), "name": [role] * count}
+    parts |= {name: [value] * count for name, value in sizes.items()}
+    return {"parts": parts, "series": {"step": [layers]}}
+
+
+class TestStatistics:
+    def test_layers_are_averaged_geometrically(self):
+        run = fake("query", [1.0, 16.0], start=2.0)
+        assert statistics.by_step(run, statistics.STATISTICS["update"], "query") == pytest.approx([2.0])
+
+    def test_a_thin_readout_is_measured_by_its_target(self):
+        """Its own norm, σ(√n_in + √n_out), goes another way with the width than √(n_out/n_in) does."""
+        run = fake("readout", [3.0], start=7.0, n_out=256, n_in=64)
+        assert statistics.by_step(run, statistics.STATISTICS["update"], "readout") == pytest.approx([1.5])
+
+
 class TestDepth:
+    def test_a_stream_that_falls_is_no_fault_and_one_that_grows_is(self):
+        result = coordinate_check(deep, {"depth": [1, 2, 4]}, seeds=2, steps=1, setup=TINY, engine=HERE)
+        assert result.about["base"] == 1
+        for power, verdict in ((-1, "pass"), (1, "fail")):
+            maps = [run["maps"] | {"stream": [[1.0, run["depth"] ** power]] * 2} for run in result.runs]
+            runs = [run | {"maps": changed} for run, changed in zip(result.runs, maps, strict=True)]
+            assert judge(runs, "depth", result.about, result.criteria).finding("map", "stream").verdict == verdict
+
     @pytest.mark.parametrize(("depth", "expected"), [("1/L", 0.0), ("1/sqrt(L)", 0.5), ("none", 1.0)])
     def test_maps_grow_as_the_branches_factor_says(self, depth, expected):
         rule = mupscale.theory.rule_named("gqa-mup").but(depth=depth)

@@ -189,6 +189,28 @@ def test_hooked_multipliers_count_and_stored_numbers_alone_do_not():
     assert folded["series"]["step"][0][k] == pytest.approx(hooked["series"]["step"][0][k], rel=1e-2)
 
 
+def test_dropout_is_off():
+    def noisy(n_kv_heads):
+        model = build(n_kv_heads)
+        model.tokens.register_forward_hook(lambda module, _, out: nn.functional.dropout(out, 0.5, module.training))
+        return model
+
+    assert run_probe(probe(build=noisy, steps=1)) == run_probe(probe(steps=1))
+
+
+def test_the_wanted_start_is_theorys_whatever_the_plan_does():
+    def halved(model, base):
+        made = plan(model, base=base)
+        small = {name: dataclasses.replace(p, init_std=p.init_std / 2) for name, p in made.parameters.items()}
+        return dataclasses.replace(made, parameters=small)
+
+    right, wrong = run_probe(probe(steps=1))["parts"], run_probe(probe(steps=1, planner=halved))["parts"]
+    assert wrong["wanted"] == right["wanted"]
+    k = right["role"].index("key")
+    assert wrong["predicted_start"][k] == pytest.approx(right["predicted_start"][k] / 2, rel=1e-4)
+    assert wrong["start"][k] == pytest.approx(right["start"][k] / 2, rel=1e-2)
+
+
 class TestBadInput:
     def test_no_model(self):
         with pytest.raises(OptionError, match=r"build\(n_kv_heads=2\) returned a value of type int. Return an"):

@@ -1,7 +1,6 @@
-"""Spectral and Frobenius norms of many matrices at every step: batched by shape, each started from its last answer."""
+"""Spectral and Frobenius norms of a model's matrices at every step, each started from its last answer."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,33 +22,19 @@ class Sizes(NamedTuple):
 
 @dataclass
 class WarmNorms:
-    """Norms of matrices that change little from one call to the next. Keep one for each series."""
+    """Norms of matrices that change little from one step to the next. Keep one for each series.
+
+    Matrix by matrix: to stack those of the same shape took longer than all their norms, while each is still in cache.
+    """
 
     rtol: float = JUDGED
     method: Method = "auto"
     starts: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
-    def of(self, matrices: Sequence[Tensor]) -> list[Sizes]:
-        """In the order of `matrices`, which must be the same at every call."""
-        found: dict[int, Sizes] = {}
-        for number, indices in enumerate(_by_shape(matrices)):
-            stack = matrices[indices[0]][None] if len(indices) == 1 else torch.stack([matrices[k] for k in indices])
-            flat = stack.flatten(0, -3)
-            answer = spectral_norm(flat, self.method, rtol=self.rtol, start=self.starts.get(number))
-            self.starts[number] = answer.start
-            frobenius = torch.linalg.vector_norm(flat, dim=(1, 2)).reshape(len(indices), -1)
-            spectral = answer.value.reshape(len(indices), -1)
-            for k, index in enumerate(indices):
-                found[index] = Sizes(_mean(spectral[k]), _mean(frobenius[k]))
-        return [found[k] for k in range(len(matrices))]
-
-
-def _by_shape(matrices: Sequence[Tensor]) -> list[list[int]]:
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for index, matrix in enumerate(matrices):
-        groups.setdefault(tuple(matrix.shape), []).append(index)
-    return list(groups.values())
-
-
-def _mean(values: Tensor) -> float:
-    return math.sqrt(float(values.double().square().mean()))
+    def of(self, key: int, matrix: Tensor) -> Sizes:
+        """Of the matrix that has this number at every step."""
+        answer = spectral_norm(matrix, self.method, rtol=self.rtol, start=self.starts.get(key))
+        self.starts[key] = answer.start
+        count = math.prod(matrix.shape[:-2])
+        spectral = float(torch.linalg.vector_norm(answer.value)) if count > 1 else float(answer.value.sum())
+        return Sizes(spectral / math.sqrt(count), float(torch.linalg.vector_norm(matrix)) / math.sqrt(count))

@@ -159,6 +159,7 @@ class _Measuring:
         self.places = Places.of(facts, self.modules)
         self.paths = dict.fromkeys([*(p.module for p in self.parts if p.kind != "vector"), *self.places.paths])
         self.rows: dict[str, Tensor] = {}
+        self.scratch: dict[torch.Size, Tensor] = {}
         self.losses: list[float] = []
         self.initial: list[Sizes] = []
         self.series: dict[str, list[list[float | None]]] = {}
@@ -167,17 +168,18 @@ class _Measuring:
 
     def run(self, steppers: Sequence[Optimizer]) -> None:
         """Steps on one batch, and one more forward pass to see what the last of them did."""
-        start = self._weights()
+        start, before = self._weights(), self._weights()
         trace = self._forward(step=0, backward=True)
         self.rows = _rows_in_use(self.parts, self.tensors)
-        self.initial = self._sizes(WarmNorms(method="gram"), start)
+        self.initial = self._sizes(WarmNorms(method="gram"), start.__getitem__)
         for step in range(1, self.probe.steps + 1):
-            before, earlier = (start if step == 1 else self._weights()), trace
+            for name, kept in before.items():
+                kept.copy_(self.tensors[name].detach())
             for optimizer in steppers:
                 optimizer.step()
                 optimizer.zero_grad()
-            trace = self._forward(step, backward=step < self.probe.steps)
-            self._note_weights(before, start)
+            earlier, trace = trace, self._forward(step, backward=step < self.probe.steps)
+            self._note_weights(step, before, start)
             self._note_activations(earlier, trace, before)
 
     def _weights(self) -> dict[str, Tensor]:
@@ -193,15 +195,24 @@ class _Measuring:
             loss.backward()
         return trace
 
-    def _note_weights(self, before: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> None:
-        now = {name: self.tensors[name].detach() for name in before}
-        steps = self._sizes(self.of_steps, {name: now[name] - before[name] for name in before})
+    def _note_weights(self, step: int, before: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> None:
+        steps = self._sizes(self.of_steps, self._change_since(before))
         self._note("step", steps)
-        if before is start:  # the first step is all that has happened
+        if step == 1:  # which is all that has happened
             self.of_totals.starts = dict(self.of_steps.starts)
             self._note("moved", steps)
         else:
-            self._note("moved", self._sizes(self.of_totals, {name: now[name] - start[name] for name in before}))
+            self._note("moved", self._sizes(self.of_totals, self._change_since(start)))
+
+    def _change_since(self, then: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
+        """The change of a parameter, in memory that the next one of its shape takes over."""
+
+        def change(name: str) -> Tensor:
+            now = self.tensors[name].detach()
+            room = self.scratch.setdefault(now.shape, torch.empty_like(now))
+            return torch.sub(now, then[name], out=room)
+
+        return change
 
     def _note_loss(self, value: Tensor, step: int) -> None:
         number = float(value.detach())
@@ -212,16 +223,14 @@ class _Measuring:
             )
         self.losses.append(_short(number))
 
-    def _sizes(self, norms: WarmNorms, tensors: Mapping[str, Tensor]) -> list[Sizes]:
-        """Norms of every part, with its multiplier."""
-        matrices = [part.of(tensors[part.name]) for part in self.parts if part.kind == "matrix"]
-        spectral = iter(norms.of(matrices))
+    def _sizes(self, norms: WarmNorms, tensor_of: Callable[[str], Tensor]) -> list[Sizes]:
+        """Norms of every part, with its multiplier. Of a table and a vector, root mean squares."""
         found: list[Sizes] = []
-        for part in self.parts:
+        for key, part in enumerate(self.parts):
+            tensor = tensor_of(part.name)
             if part.kind == "matrix":
-                one = next(spectral)
-            else:  # the root mean square: over the rows in use of a row's length, or over the entries of a vector
-                tensor = tensors[part.name]
+                one = norms.of(key, part.of(tensor))
+            else:  # over the rows in use of a row's length, or over the entries
                 size = rms(tensor) if part.kind == "vector" else rms(tensor[self.rows[part.name]]) * part.n_out**0.5
                 one = Sizes(size, size)
             found.append(Sizes(one.spectral * part.multiplier, one.frobenius * part.multiplier))
