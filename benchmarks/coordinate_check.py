@@ -93,7 +93,7 @@ def quick() -> None:
 
 
 def step() -> None:
-    print("one step at width 576, 8 blocks, 12 heads of 64, batch 1 × 1024: ‖ΔW‖ and ‖W−W0‖ of every matrix")
+    print("one step at width 576, 8 blocks, 12 heads of 64, batch 1 × 1024: ‖ΔW‖ of every matrix")
     print(f"{'key/value heads':<16}{'norms by':<28}{'step s':>8}{'norms s':>9}{'norms/step':>12}")
     for value in (12, 4, 1):
         for name, way in (("mupscale", OURS), ("torch.linalg.matrix_norm", by_svd)):

@@ -156,6 +156,7 @@ def test_curves_are_means_over_seeds_at_each_step(shared):
     assert one.steps == (1, 2)
     assert one.mean[1] == pytest.approx(math.exp(sum(second) / 3))
     assert one.low[1] < one.mean[1] < one.high[1]
+    assert {curve.steps for curve in curves(shared, "total")} == {(2,)}
     with pytest.raises(UnknownNameError, match="Did you mean 'update'"):
         curves(shared, "updat")
 

@@ -46,4 +46,5 @@ def _curve(role: str, x: int, by_seed: Sequence[Sequence[float]], result: CheckR
     )
     mean = logs.mean(axis=0)
     low, centre, high = (tuple(np.exp(line).tolist()) for line in (mean - reach, mean, mean + reach))
-    return Curve(role, x, tuple(range(1, len(centre) + 1)), centre, low, high)
+    last = result.about["steps"]  # what is measured once is measured at the end
+    return Curve(role, x, tuple(range(last - len(centre) + 1, last + 1)), centre, low, high)

@@ -164,7 +164,7 @@ class _Measuring:
         self.initial: list[Sizes] = []
         self.series: dict[str, list[list[float | None]]] = {}
         self.maps: dict[str, list[list[float]]] = {}
-        self.of_steps, self.of_totals = WarmNorms(), WarmNorms(rtol=SHOWN)
+        self.of_steps = WarmNorms()
 
     def run(self, steppers: Sequence[Optimizer]) -> None:
         """Steps on one batch, and one more forward pass to see what the last of them did."""
@@ -196,13 +196,12 @@ class _Measuring:
         return trace
 
     def _note_weights(self, step: int, before: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> None:
+        """The norm of the step; after the last, also that of all of them together, which costs as much again."""
         steps = self._sizes(self.of_steps, self._change_since(before))
         self._note("step", steps)
-        if step == 1:  # which is all that has happened
-            self.of_totals.starts = dict(self.of_steps.starts)
-            self._note("moved", steps)
-        else:
-            self._note("moved", self._sizes(self.of_totals, self._change_since(start)))
+        if step == self.probe.steps:
+            warm = WarmNorms(SHOWN, starts=dict(self.of_steps.starts))
+            self._note("moved", steps if step == 1 else self._sizes(warm, self._change_since(start)))
 
     def _change_since(self, then: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
         """The change of a parameter, in memory that the next one of its shape takes over."""
