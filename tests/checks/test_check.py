@@ -165,6 +165,10 @@ def deep(depth: int) -> GPT:
     return GPT(GPTConfig(width=32, depth=depth, n_heads=2, n_kv_heads=1, vocabulary=256, context=64))
 
 
+def four_heads(n_kv_heads: int) -> GPT:
+    return GPT(GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256, context=64))
+
+
 TINY = Setup(batch=1, sequence=64)
 
 
@@ -320,9 +324,37 @@ def test_what_does_not_move_is_said():
             block.attention.o_proj.weight.data.zero_()
         return model(batch.inputs, batch.targets)
 
-    result = coordinate_check(deep, {"depth": [1, 2]}, seeds=2, steps=1, setup=TINY, engine=HERE, loss=frozen)
-    assert "value did not move in some run, so nothing is said about it." in result.warnings
-    assert "warning: value did not move" in str(result)
+    options = {"seeds": 2, "steps": 1, "setup": TINY, "engine": HERE, "loss": frozen, "criteria": Criteria(tolerance=9)}
+    over_r = coordinate_check(four_heads, {"n_kv_heads": [4, 1]}, **options)
+    assert "value" in over_r.unjudged
+    assert over_r.verdict == "inconclusive"
+    assert "value gave no numbers in some run: nothing is said about it, and the check cannot pass." in str(over_r)
+    over_depth = coordinate_check(deep, {"depth": [1, 2]}, **options)
+    assert (over_depth.unjudged, over_depth.verdict) == (("attention",), "inconclusive")
+    with pytest.raises(UnknownNameError, match="unknown finding 'update of value'"):
+        over_r.finding("update", "value")
+
+
+def test_a_role_that_moves_in_some_runs_only_is_left_out(shared):
+    """An expert that no token reached, say: its zeros have no logarithm."""
+    k = shared.runs[0]["parts"]["role"].index("value")
+    still = {name: [[0.0 if i == k else v for i, v in enumerate(row)] for row in shared.runs[-1]["series"][name]]
+             for name in ("step", "step_frobenius", "moved")}  # fmt: skip
+    runs = [*shared.runs[:-1], shared.runs[-1] | {"series": shared.runs[-1]["series"] | still}]
+    result = judge(runs, "r", shared.about, shared.criteria)
+    assert result.unjudged == ("value",)
+    assert "value" not in {one.role for one in result.coherences}
+    assert "value" not in {curve.role for curve in curves(result, "update")}
+
+
+@pytest.mark.parametrize(("name", "base"), [("n_kv_heads", 4), ("r", 1)])
+def test_the_base_has_the_least_sharing_by_either_name(name, base):
+    def build(**given):
+        heads = given.get("n_kv_heads") or 4 // given["r"]
+        return four_heads(heads)
+
+    result = coordinate_check(build, {name: [4, 1]}, seeds=2, steps=1, setup=TINY, engine=HERE)
+    assert result.about["base"] == base
 
 
 class TestAssertTransfers:

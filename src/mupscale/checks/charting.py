@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
+from mupscale.analysis.slopes import t_quantile
 from mupscale.checks import statistics
 from mupscale.checks.judging import Table
 from mupscale.checks.result import CheckResult
@@ -33,17 +33,14 @@ def curves(result: CheckResult, statistic: str) -> list[Curve]:
     chosen, table = STATISTICS[statistic], Table(result.runs, result.quantity)
     return [
         _curve(role, x, [statistics.by_step(table.at(x, seed), chosen, role) for seed in table.seeds], result)
-        for role in statistics.roles(result.runs[0], chosen)
+        for role in table.roles(chosen)
         for x in table.x
     ]
 
 
 def _curve(role: str, x: int, by_seed: Sequence[Sequence[float]], result: CheckResult) -> Curve:
     logs = np.log(np.array(by_seed))
-    count = len(logs)
-    reach = (
-        -float(stdtrit(count - 1, (1 - result.criteria.confidence) / 2)) * logs.std(axis=0, ddof=1) / math.sqrt(count)
-    )
+    reach = t_quantile(len(logs) - 1, result.criteria.confidence, 1) * logs.std(axis=0, ddof=1) / math.sqrt(len(logs))
     mean = logs.mean(axis=0)
     low, centre, high = (tuple(np.exp(line).tolist()) for line in (mean - reach, mean, mean + reach))
     last = result.about["steps"]  # what is measured once is measured at the end

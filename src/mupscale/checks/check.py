@@ -10,7 +10,7 @@ from typing import Any
 from mupscale.checks.judging import Criteria, Finding, coherences, findings
 from mupscale.checks.probe import Build, Loss, Planner, Probe, Setup, run_probe
 from mupscale.checks.result import CheckResult
-from mupscale.checks.statistics import Quantity, Run
+from mupscale.checks.statistics import MAPS, Quantity, Run
 from mupscale.data.corpus import Tokens
 from mupscale.engines import Engine, carry_out
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
@@ -72,7 +72,7 @@ def coordinate_check(
     if steps < 1:
         raise DimensionError(f"steps={steps} leaves no update to measure. Take at least 1.")
     rule = rule_named(rule) if isinstance(rule, str) else rule
-    tuned = _base(quantity, values) if base is None else base
+    tuned = _base(name, values) if base is None else base
     jobs = {
         f"{name}={value} seed={seed}": Probe(
             build, name, value, tuned, seed, steps, rule, setup, data, planner, loss
@@ -102,7 +102,8 @@ def judge(runs: Sequence[Run], quantity: Quantity, about: Mapping[str, Any], cri
         criteria=criteria,
         findings=tuple(found),
         coherences=tuple(coherences(runs, quantity)),
-        warnings=(*_unmoved(runs, found), *_warnings(runs, quantity)),
+        warnings=tuple(_warnings(runs, quantity)),
+        unjudged=tuple(_unjudged(runs, found, quantity)),
         runs=tuple(runs),
     )
 
@@ -133,9 +134,12 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
     return chosen
 
 
-def _base(quantity: Quantity, values: Sequence[int]) -> int:
+def _base(name: str, values: Sequence[int]) -> int:
     """Of depth, 1: branches are then scaled by 1/L, and small at every depth that is looked at."""
-    return {"r": max(values), "width": min(values), "depth": 1}[quantity]
+    if QUANTITIES[name] == "depth":
+        return 1
+    counts_heads = QUANTITIES[name] == "r" and name not in ("r", "repetitions")
+    return max(values) if counts_heads else min(values)
 
 
 def _refuse_equal(runs: Sequence[Run], quantity: Quantity, name: str) -> None:
@@ -152,12 +156,11 @@ def _refuse_equal(runs: Sequence[Run], quantity: Quantity, name: str) -> None:
             raise OptionError(f"{name} = {value} and {same[0]} both give {quantity} = {x}. Leave one of them out.")
 
 
-def _unmoved(runs: Sequence[Run], found: Sequence[Finding]) -> list[str]:
-    """Roles that are there and have no slope, because somewhere they did not move at all."""
-    parts = runs[0]["parts"]
-    present = dict.fromkeys(r for r, kind in zip(parts["role"], parts["kind"], strict=True) if kind != "vector")
-    moved = {one.role for one in found if one.statistic == "update"}
-    return [f"{role} did not move in some run, so nothing is said about it." for role in present if role not in moved]
+def _unjudged(runs: Sequence[Run], found: Sequence[Finding], quantity: Quantity) -> list[str]:
+    """What should be judged and has no slope: a role that did not move, a map that was not seen."""
+    parts, judged = runs[0]["parts"], {one.role for one in found if one.judged and one.statistic in ("update", "map")}
+    roles = [role for role, kind in zip(parts["role"], parts["kind"], strict=True) if kind != "vector"]
+    return [name for name in dict.fromkeys(MAPS if quantity == "depth" else roles) if name not in judged]
 
 
 def _warnings(runs: Sequence[Run], quantity: Quantity) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mupscale.analysis import Flatness, Verdict, curve_slope, fit_slope, judge_flatness
 from mupscale.checks import statistics
-from mupscale.checks.statistics import MAPS, ONLY_GROWTH, STATISTICS, Quantity, Run, Statistic
+from mupscale.checks.statistics import MAPS, ONLY_GROWTH, STATISTICS, Quantity, Run, Statistic, geometric_mean
 from mupscale.errors import OptionError
 
 Measured = Callable[[Run], Sequence[float]]
@@ -84,7 +84,7 @@ def findings(runs: Sequence[Run], quantity: Quantity, criteria: Criteria) -> lis
             comparisons=count if is_judged else beside[name],
             one_sided=role in ONLY_GROWTH,
         )
-        means = tuple(math.exp(sum(map(math.log, column)) / len(column)) for column in zip(*values, strict=True))
+        means = tuple(map(geometric_mean, zip(*values, strict=True)))
         found.append(Finding(name, label, role, is_judged, flatness, table.predicted(predicted), means))
     return sorted(found, key=lambda one: not one.judged)
 
@@ -97,10 +97,8 @@ def _curves(
         if all(measured(run) for run in table.runs):
             yield "map", MAPS[name], name, measured, predicted, quantity == "depth"
     for name, statistic in STATISTICS.items():
-        for role in statistics.roles(table.runs[0], statistic):
-            measured, predicted = _of_role(statistic, role)
-            if all(measured(run) for run in table.runs):
-                yield name, statistic.label_for(role), role, measured, predicted, name in judged
+        for role in table.roles(statistic):
+            yield name, statistic.label_for(role), role, *_of_role(statistic, role), name in judged
 
 
 def _of_map(name: str) -> tuple[Measured, Predicted]:
@@ -118,11 +116,10 @@ def coherences(runs: Sequence[Run], quantity: Quantity) -> list[Coherence]:
     """κ of each role of matrices, at every value."""
     table = Table(runs, quantity)
     found: list[Coherence] = []
-    for role in statistics.roles(runs[0], STATISTICS["coherence"]):
+    for role in table.roles(STATISTICS["coherence"]):
         measured, _ = _of_role(STATISTICS["coherence"], role)
         for x, column in zip(table.x, zip(*table.means(measured), strict=True), strict=True):
-            kappa = math.exp(sum(map(math.log, column)) / len(column))
-            found.append(Coherence(role, x, kappa, statistics.noise_coherence(table.at(x), role)))
+            found.append(Coherence(role, x, geometric_mean(column), statistics.noise_coherence(table.at(x), role)))
     return found
 
 
@@ -138,15 +135,16 @@ class Table:
     def at(self, x: float, seed: int | None = None) -> Run:
         return self._runs[self.seeds[0] if seed is None else seed, x]
 
+    def roles(self, statistic: Statistic) -> list[str]:
+        """Those that have numbers in every run."""
+        found = statistics.roles(self.runs[0], statistic)
+        return [role for role in found if all(statistics.by_step(run, statistic, role) for run in self.runs)]
+
     def means(self, measured: Measured) -> list[list[float]]:
         """The geometric mean over steps, for each seed and value."""
-        return [[_geometric_mean(measured(self.at(x, seed))) for x in self.x] for seed in self.seeds]
+        return [[geometric_mean(measured(self.at(x, seed))) for x in self.x] for seed in self.seeds]
 
     def predicted(self, predicted: Predicted) -> float | None:
         values = [predicted(self.at(x)) for x in self.x]
         known = [value for value in values if value]
         return curve_slope(self.x, known) if len(known) == len(values) else None
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))

@@ -10,6 +10,7 @@ from typing import Any
 from mupscale.analysis import Verdict
 from mupscale.checks.judging import Coherence, Criteria, Finding
 from mupscale.checks.statistics import Quantity, Run
+from mupscale.errors import UnknownNameError
 
 EXIT_STATUS: Mapping[Verdict, int] = {"pass": 0, "fail": 1, "inconclusive": 3}
 
@@ -25,6 +26,8 @@ class CheckResult:
     findings: tuple[Finding, ...]
     coherences: tuple[Coherence, ...]
     warnings: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = ()
+    """Roles or maps that should be judged and could not be measured: with any of these, the check does not pass."""
     runs: tuple[Run, ...] = field(default=(), repr=False)
 
     @property
@@ -34,7 +37,9 @@ class CheckResult:
     @property
     def verdict(self) -> Verdict:
         verdicts = {one.verdict for one in self.judged}
-        return "fail" if "fail" in verdicts else "inconclusive" if "inconclusive" in verdicts else "pass"
+        if "fail" in verdicts:
+            return "fail"
+        return "pass" if verdicts == {"pass"} and not self.unjudged else "inconclusive"
 
     @property
     def passed(self) -> bool:
@@ -47,7 +52,11 @@ class CheckResult:
 
     def finding(self, statistic: str, role: str) -> Finding:
         """That of a statistic and a role: "update" and "key", say."""
-        return next(one for one in self.findings if (one.statistic, one.role) == (statistic, role))
+        for one in self.findings:
+            if (one.statistic, one.role) == (statistic, role):
+                return one
+        known = dict.fromkeys(f"{one.statistic} of {one.role}" for one in self.findings)
+        raise UnknownNameError("finding", f"{statistic} of {role}", known)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the runs, as plain values."""
@@ -60,6 +69,7 @@ class CheckResult:
             "findings": [_plain(one) for one in self.findings],
             "coherence": [dataclasses.asdict(one) | {"regime": one.regime} for one in self.coherences],
             "warnings": list(self.warnings),
+            "unjudged": list(self.unjudged),
         }
 
     def to_text(self, *, everything: bool = False) -> str:
@@ -99,6 +109,8 @@ class CheckResult:
     def _foot(self) -> Iterator[str]:
         for warning in self.warnings:
             yield f"warning: {warning}"
+        for role in self.unjudged:
+            yield f"warning: {role} gave no numbers in some run: nothing is said about it, and the check cannot pass."
         counts = {verdict: [one for one in self.judged if one.verdict == verdict] for verdict in EXIT_STATUS}
         words = ", ".join(f"{len(found)} {verdict}" for verdict, found in counts.items() if found)
         yield (

@@ -188,6 +188,10 @@ ONLY_GROWTH = ("block", "stream")
 """Both tend to 1 from above as branches shrink: a fall is no fault."""
 
 
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
 def parts(run: Run) -> Iterator[PartView]:
     return (PartView(run, index) for index in range(len(run["parts"]["name"])))
 
@@ -209,7 +213,8 @@ def by_step(run: Run, statistic: Statistic, role: str) -> list[float]:
 def predicted(run: Run, statistic: Statistic, role: str) -> float | None:
     """The geometric mean over layers; None where theory has none."""
     found = [statistic.predicted(p) for p in parts(run) if statistic.takes(p) and p.role == role]
-    return None if not all(found) else math.exp(sum(math.log(value or 1) for value in found) / len(found))
+    known = [value for value in found if value]
+    return geometric_mean(known) if known and len(known) == len(found) else None
 
 
 def map_by_step(run: Run, name: str) -> list[float]:
@@ -220,7 +225,7 @@ def map_by_step(run: Run, name: str) -> list[float]:
     if name == "stream":
         return [row[-1] / row[0] for row in rows]
     factor = run["depth"] if MAPS[name].startswith("L") else 1
-    return [factor * math.exp(sum(math.log(value) for value in row) / len(row)) for row in rows]
+    return [factor * geometric_mean(row) for row in rows]
 
 
 def predicted_map(run: Run, name: str) -> float | None:
@@ -241,4 +246,4 @@ def random_coherence(n_out: int, n_in: int) -> float:
 def noise_coherence(run: Run, role: str) -> float:
     """What κ would be if the updates of a role were independent noise."""
     found = [random_coherence(p.n_out, p.n_in) for p in parts(run) if p.role == role and p.kind == "matrix"]
-    return math.exp(sum(map(math.log, found)) / len(found))
+    return geometric_mean(found)
