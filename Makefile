@@ -4,7 +4,8 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 WORKERS ?= 2
 
-.PHONY: help venv lint test demo drills bench clean
+
+.PHONY: help venv postgres lint test demo drills bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -22,13 +23,20 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt mup
 	@touch $(STAMP)
 
+# The studies' tests start a PostgreSQL server of their own.
+postgres:
+	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { \
+	    echo "installing PostgreSQL"; \
+	    sudo=$$(test "$$(id -u)" = 0 || echo sudo); \
+	    $$sudo apt-get -qq update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends postgresql >/dev/null; }
+
 lint: venv  ## style, formatting and strict types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --warnings
 
-test: lint  ## what CI runs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+test: lint postgres  ## what CI runs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 demo: venv  ## the derived table, one derivation, a plan, one norm experiment with a figure
 	@$(BIN)/mupscale demo

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from mupscale.errors import NonFiniteError, StorageError
-from mupscale.records import write_rows, write_whole
+from mupscale.records import drop_torn_line, read_lines, write_rows, write_whole
 
 
 @dataclass(frozen=True)
@@ -69,3 +69,41 @@ def test_a_folder_in_the_way_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"could not write .*file/rows\.jsonl"):
         write_whole(tmp_path / "file" / "rows.jsonl", b"")
+
+
+class TestLines:
+    def test_what_is_written_is_read(self, tmp_path):
+        path = tmp_path / "rows.jsonl"
+        assert read_lines(path) == ([], False)
+        write_rows(path, [Row(1, 0.1), {"r": 2, "value": None}])
+        assert read_lines(path) == ([{"r": 1, "value": 0.1}, {"r": 2, "value": None}], False)
+
+    def test_a_torn_last_line_is_left_out_and_said_wherever_it_is_torn(self, tmp_path):
+        path = tmp_path / "rows.jsonl"
+        write_rows(path, [{"r": 1}, {"r": 2}])
+        content = path.read_bytes()
+        whole = content[: content.index(b"\n") + 1]
+        for length in range(len(whole) + 1, len(content)):
+            path.write_bytes(content[:length])
+            assert read_lines(path) == ([{"r": 1}], True)
+            drop_torn_line(path)
+            assert path.read_bytes() == whole
+
+    @pytest.mark.parametrize(
+        ("line", "words"),
+        [
+            ("not json", "is not JSON"),
+            ("", "is not JSON"),
+            ("[1]", "is not a JSON object"),
+            ('{"r": NaN}', "holds NaN"),
+        ],
+    )
+    def test_a_broken_line_inside_is_an_error_that_names_file_and_line(self, line, words, tmp_path):
+        path = tmp_path / "rows.jsonl"
+        path.write_text(f'{{"r": 1}}\n{line}\n{{"r": 3}}\n')
+        with pytest.raises(StorageError, match=rf"rows\.jsonl, line 2 .*{words}|line 2 {words}"):
+            read_lines(path)
+
+    def test_a_folder_in_its_place_is_named(self, tmp_path):
+        with pytest.raises(StorageError, match=f"could not read {tmp_path}"):
+            read_lines(tmp_path)

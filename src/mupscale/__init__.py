@@ -10,12 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mupscale import checks, engines, norms, optim, planning, reading, targets, theory
+    from mupscale import analysis, checks, engines, norms, optim, planning, reading, studies, targets, theory
     from mupscale.checks import coordinate_check
     from mupscale.errors import MupscaleError
     from mupscale.norms import expected_operator_norm, repeat, rms_operator_norm, spectral_norm
     from mupscale.planning import Plan, plan
     from mupscale.reading import read
+    from mupscale.studies import Study
     from mupscale.targets import proxy
     from mupscale.theory import Rule, Scaling, derive
 
@@ -26,6 +27,7 @@ _HOME_OF = {
     "Plan": "planning",
     "Rule": "theory",
     "Scaling": "theory",
+    "Study": "studies",
     "coordinate_check": "checks",
     "derive": "theory",
     "expected_operator_norm": "norms",
@@ -36,13 +38,15 @@ _HOME_OF = {
     "rms_operator_norm": "norms",
     "spectral_norm": "norms",
 }
-_ROOMS = ("checks", "engines", "norms", "optim", "planning", "reading", "targets", "theory")
+_ROOMS = ("analysis", "checks", "engines", "norms", "optim", "planning", "reading", "studies", "targets", "theory")
 
 __all__ = [
     "MupscaleError",
     "Plan",
     "Rule",
     "Scaling",
+    "Study",
+    "analysis",
     "checks",
     "coordinate_check",
     "derive",
@@ -58,6 +62,7 @@ __all__ = [
     "repeat",
     "rms_operator_norm",
     "spectral_norm",
+    "studies",
     "targets",
     "theory",
 ]

@@ -92,6 +92,12 @@ class InterruptedJobsError(MupscaleError):
         self.exit_status = 128 + signal
 
 
+class StudyFailedError(MupscaleError):
+    """A study in which not one trial ran."""
+
+    exit_status = 1
+
+
 class StorageError(MupscaleError, OSError):
     """A result that could not be written; what was there before is intact."""
 

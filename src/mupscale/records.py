@@ -49,6 +49,37 @@ def write_whole(path: Path, content: bytes) -> None:
         raise StorageError(message) from error
 
 
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The rows, none if there is no file, and whether a torn last line was left out."""
+    try:
+        *whole, tail = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return [], False
+    except OSError as error:
+        raise StorageError(f"could not read {path}: {error.strerror or error}. Choose another file.") from error
+    return [_row(path, number, line) for number, line in enumerate(whole, start=1)], bool(tail)
+
+
+def drop_torn_line(path: Path) -> None:
+    """Repair a file before anything is appended to it."""
+    content = path.read_bytes()
+    write_whole(path, content[: content.rfind(b"\n") + 1])
+
+
+def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line, parse_constant=_refuse)
+    except ValueError as error:
+        raise StorageError(f"{path}, line {number} is not JSON: {error}. Restore the file from a copy.") from error
+    if not isinstance(row, dict):
+        raise StorageError(f"{path}, line {number} is not a JSON object. Restore the file from a copy.")
+    return row
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"it holds {constant}")
+
+
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:

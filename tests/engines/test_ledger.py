@@ -196,6 +196,39 @@ class TestTwoDrivers:
         assert len(carry(path)) == 3
 
 
+class TestReading:
+    def test_is_possible_while_another_writes_and_changes_nothing(self, path):
+        def look(done, total):
+            content = path.read_bytes()
+            about, results = Ledger.read(path)
+            assert (about, len(results)) == (ABOUT, done)
+            assert path.read_bytes() == content
+
+        carry(path, report=look)
+        assert Ledger.read(path) == (ABOUT, {"a": 1, "b": 4, "c": 9})
+
+    def test_leaves_out_a_line_that_is_not_whole(self, path):
+        carry(path, jobs={"a": 1})
+        content = path.read_bytes() + b'{"job": "b", "res'
+        path.write_bytes(content)
+        assert Ledger.read(path) == (ABOUT, {"a": 1})
+        assert path.read_bytes() == content
+
+    @pytest.mark.parametrize("content", [None, "", "my notes", '{"step": 1}\n'])
+    def test_what_is_no_ledger_is_said(self, path, content):
+        path.parent.mkdir()
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(StorageError, match="is not a ledger"):
+            Ledger.read(path)
+
+    def test_a_broken_line_inside_is_an_error(self, path):
+        carry(path)
+        path.write_text(path.read_text().replace('"job": "b"', '"job": "a"'))
+        with pytest.raises(StorageError, match=r"jobs\.jsonl, line 3 is not"):
+            Ledger.read(path)
+
+
 class TestADiskThatIsFull:
     def test_a_limit_on_files_stands_for_it(self, path):
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)

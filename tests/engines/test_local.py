@@ -1,5 +1,7 @@
 """Workers do what this process would do, survive what jobs do to them, and never outlive their driver."""
 
+import ctypes
+import errno
 import json
 import os
 import random
@@ -13,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mupscale.engines import Local, carry_out
-from mupscale.engines.process import Worker, WorkerDiedError
+from mupscale.engines import Local, Outcome, Ray, carry_out, engine_named
+from mupscale.engines.process import Terms, Worker, WorkerDiedError
 from mupscale.errors import (
     InterruptedJobsError,
     InterruptedRunError,
@@ -74,18 +76,31 @@ def finished_with_one_stopped(folder: Path, then: int) -> list[str]:
             time.sleep(0.01)
         return os.getpid()
 
-    jobs = {"first": "", "meanwhile": "wait", "large": bytes(5 << 20), "after": ""}
-    order, stopped = [], 0
-    for job, worker in TWO.run(work, jobs):
-        order.append(job)
-        if job == "first":
-            stopped = worker
-            os.kill(stopped, signal.SIGSTOP)
-            (folder / "stopped").touch()
-        if job == "after":
-            os.kill(stopped, then)
-            wait_for(lambda process=stopped: then == signal.SIGCONT or is_gone(process))
-    return order
+    with TWO.session(work) as session:
+        session.submit("first", "")
+        (first,) = session.finished()
+        os.kill(first.result, signal.SIGSTOP)
+        for job, payload in {"large": bytes(5 << 20), "meanwhile": "wait", "after": ""}.items():
+            session.submit(job, payload)
+        (folder / "stopped").touch()
+        order = ["first", *(outcome.job for _ in range(2) for outcome in session.finished())]
+        os.kill(first.result, then)
+        return order + [outcome.job for outcome in session.finished()]
+
+
+def all_outcomes(session) -> dict[str, Outcome]:
+    """Of what was submitted."""
+    ended = {}
+    while outcomes := session.finished():
+        ended |= {outcome.job: outcome for outcome in outcomes}
+    return ended
+
+
+def outcomes_of(engine: Local, function, jobs: dict) -> dict[str, Outcome]:
+    with engine.session(function) as session:
+        for job, payload in jobs.items():
+            session.submit(job, payload)
+        return all_outcomes(session)
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +139,7 @@ class TestResults:
 
     def test_of_no_jobs_at_all(self):
         assert carry_out(noisy, {}, engine=TWO) == {}
-        assert list(TWO.run(noisy, {})) == []
+        assert carry_out(threading.Lock(), {}, engine=TWO) == {}  # nothing is even sent
 
     def test_however_large_they_are(self):
         megabyte = 1 << 20
@@ -171,7 +186,7 @@ class TestWorkers:
 
     def test_are_not_started_in_vain(self, monkeypatch):
         started = []
-        monkeypatch.setattr("mupscale.engines.local.Worker", lambda code: started.append(Worker(code)) or started[-1])
+        monkeypatch.setattr("mupscale.engines.local.Worker", lambda *to: started.append(Worker(*to)) or started[-1])
         carry_out(abs, {"a": 1}, engine=Local(workers=5))
         assert len(started) == 1
 
@@ -266,37 +281,24 @@ class TestDeaths:
         with pytest.raises(JobError, match=r"job 'a'.* exited with status 7"):
             carry_out(lambda _: os._exit(7), {"a": None}, engine=Local(workers=1, retries=0))
 
-    def test_is_seen_although_the_job_left_a_process_behind(self, tmp_path):
-        def forks_and_dies(_):
-            if os.fork() == 0:
-                (tmp_path / "child").write_text(str(os.getpid()))
-                time.sleep(60)
-            while not (tmp_path / "child").exists():
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        began = time.monotonic()
-        try:
-            with pytest.raises(JobError, match="SIGKILL"):
-                carry_out(forks_and_dies, {"a": None}, engine=Local(workers=1, retries=0))
-        finally:
-            os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
-        assert time.monotonic() - began < 30
-
-    def test_of_a_worker_that_has_nothing_to_do_costs_nobody_a_result(self):
-        done = {}
-        for job, worker in Local(workers=1).run(lambda _: os.getpid(), dict.fromkeys("abcd", bytes(1 << 20))):
-            done[job] = worker
-            os.kill(worker, signal.SIGKILL)
-            wait_for(lambda worker=worker: is_gone(worker))
-        assert len(set(done.values())) == 4
+    def test_of_a_worker_that_has_nothing_to_do_costs_nobody_an_attempt(self):
+        workers = set()
+        with Local(workers=1, retries=0).session(lambda _: os.getpid()) as session:
+            for job in "abcd":
+                session.submit(job, bytes(1 << 20))
+                (outcome,) = session.finished()
+                workers.add(outcome.result)
+                (keeper,) = workers_of(os.getpid())
+                os.kill(outcome.result, signal.SIGKILL)
+                wait_for(lambda keeper=keeper: is_gone(keeper))
+        assert len(workers) == 4
 
     def test_in_the_middle_of_a_payload(self, tmp_path):
         assert sorted(finished_with_one_stopped(tmp_path, signal.SIGKILL)) == ["after", "first", "large", "meanwhile"]
 
     def test_is_told_by_the_answers_not_by_the_payload_that_nobody_reads(self):
-        worker = Worker(b"")
-        worker.assign("a", bytes(1 << 20))
+        worker = Worker(b"", Terms.from_here())
+        worker.assign(bytes(1 << 20))
         worker.kill()
         assert worker.send()
         with pytest.raises(WorkerDiedError, match="was killed by SIGKILL"):
@@ -315,6 +317,205 @@ class TestDeaths:
             return len(payload)
 
         assert carry_out(lambda n: n, {"a": DiesOnArrival()}, engine=TWO) == {"a": 10 << 20}
+
+
+def with_a_child(folder: Path, name: str, **how) -> int:
+    """In a job: start a process that would live on."""
+    child = subprocess.Popen(["sleep", "60"], **how)
+    (folder / name).write_text(str(child.pid))
+    return child.pid
+
+
+@pytest.mark.parametrize("how", [{}, {"start_new_session": True}], ids=["child", "in a session of its own"])
+class TestWhatAJobStarted:
+    def test_ends_with_the_time_of_the_job(self, tmp_path, how):
+        def work(payload):
+            if payload == "hangs":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                with_a_child(tmp_path, "child", **how)
+                ctypes.PyDLL(None).sleep(60)  # holding Python's lock
+            return payload
+
+        engine = Local(workers=1, time_limit=3)
+        ended = outcomes_of(engine, work, {"before": 1, "late": "hangs", "after": 2})
+        assert (ended["before"].result, ended["after"].result) == (1, 2)
+        assert ended["late"].failure.kind == "timeout"
+        assert ended["late"].attempts == 1
+        assert "job 'late' was ended after 3 seconds" in str(ended["late"].failure.error)
+        assert is_gone(int((tmp_path / "child").read_text()))
+
+    def test_ends_with_a_worker_that_is_killed(self, tmp_path, how):
+        def dies(_):
+            with_a_child(tmp_path, "child", **how)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        ended = outcomes_of(Local(workers=1, retries=0), dies, {"a": None})
+        assert ended["a"].failure.kind == "oom"
+        assert is_gone(int((tmp_path / "child").read_text()))
+
+    def test_ends_with_the_session(self, tmp_path, how):
+        def work(name):
+            child = with_a_child(tmp_path, name, **how)
+            time.sleep(60 if name == "busy" else 0)
+            return child
+
+        with TWO.session(work) as session:
+            session.submit("idle", "idle")
+            (idle,) = session.finished()
+            session.submit("busy", "busy")
+            busy = int(wait_for(lambda: (tmp_path / "busy").exists() and (tmp_path / "busy").read_text()))
+            assert not is_gone(idle.result)
+        assert is_gone(idle.result)
+        assert is_gone(busy)
+
+    def test_may_save_its_state_when_it_is_asked_to_stop(self, tmp_path, how):
+        script = "trap 'sleep 0.3; echo saved > saved; exit' TERM; echo > ready; while :; do sleep 0.05; done"
+
+        def work(_):
+            subprocess.run(["sh", "-c", script], cwd=tmp_path, check=True, **how)
+
+        with Local(workers=1).session(work) as session:
+            session.submit("a", None)
+            wait_for(lambda: (tmp_path / "ready").exists())
+        assert (tmp_path / "saved").read_text() == "saved\n"
+
+
+def test_a_keeper_that_is_killed_takes_the_worker_and_its_group_along(tmp_path):
+    def dies(_):
+        with_a_child(tmp_path, "child")
+        (tmp_path / "worker").write_text(str(os.getpid()))
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+    ended = outcomes_of(Local(workers=1, retries=0), dies, {"a": None})
+    assert ended["a"].failure.kind == "oom"
+    for name in ("child", "worker"):
+        wait_for(lambda name=name: is_gone(int((tmp_path / name).read_text())))
+
+
+class TestMemory:
+    def test_a_limit_holds_for_a_worker_and_costs_one_job_one_attempt(self, tmp_path):
+        def allocate(megabytes):
+            with (tmp_path / f"{megabytes}").open("a") as file:
+                file.write("x")
+            return len(bytearray(megabytes << 20))
+
+        ended = outcomes_of(Local(workers=1, memory_limit=200 << 20), allocate, {"small": 50, "big": 500, "again": 51})
+        assert (ended["small"].result, ended["again"].result) == (50 << 20, 51 << 20)
+        assert (ended["big"].failure.kind, ended["big"].attempts) == ("oom", 1)
+        assert "job 'big' failed with MemoryError" in str(ended["big"].failure.error)
+        assert (tmp_path / "500").read_text() == "x"
+
+    def test_a_limit_leaves_room_for_torch_and_its_error_is_known(self):
+        def allocate(megabytes):
+            import torch
+
+            return torch.ones(megabytes << 18).numel() >> 18
+
+        ended = outcomes_of(Local(workers=1, memory_limit=400 << 20), allocate, {"small": 10, "big": 1000})
+        assert ended["small"].result == 10
+        assert (ended["big"].failure.kind, ended["big"].attempts) == ("oom", 1)
+
+    @pytest.mark.parametrize("engine", [TWO, HERE], ids=["workers", "here"])
+    def test_errors_that_mean_it(self, engine):
+        class OutOfMemoryError(RuntimeError):
+            """As torch's is, which needs a GPU to be raised."""
+
+        def fail(name):
+            error = {
+                "python": MemoryError(),
+                "system": OSError(errno.ENOMEM, "Cannot allocate memory"),
+                "cuda": OutOfMemoryError("CUDA out of memory."),
+                "torch": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+                "other": RuntimeError("no"),
+                "disk": OSError(errno.ENOSPC, "No space left on device"),
+            }
+            if name in error:
+                raise error[name]
+            try:
+                raise MemoryError
+            except MemoryError as reason:
+                raise (OptionError if name == "of ours" else ValueError)("the batch is too large") from reason
+
+        names = ["python", "system", "cuda", "torch", "cause", "of ours", "other", "disk"]
+        ended = outcomes_of(engine, fail, {name: name for name in names})
+        kinds = {name: ended[name].failure.kind for name in names}
+        assert kinds == dict.fromkeys(names, "oom") | {"other": "error", "disk": "error"}
+        assert isinstance(ended["of ours"].failure.error, OptionError)
+
+    def test_a_worker_that_the_system_kills_each_time_is_taken_for_it(self, tmp_path):
+        def dies(name):
+            again = (tmp_path / name).exists()
+            (tmp_path / name).touch()
+            os.kill(os.getpid(), signal.SIGSEGV if name == "mixed" and again else signal.SIGKILL)
+
+        ended = outcomes_of(Local(workers=2, retries=1), dies, {"killed": "killed", "mixed": "mixed"})
+        assert {job: outcome.failure.kind for job, outcome in ended.items()} == {"killed": "oom", "mixed": "died"}
+        assert {outcome.attempts for outcome in ended.values()} == {2}
+
+
+class TestASession:
+    @pytest.mark.parametrize("engine", [TWO, HERE], ids=["workers", "here"])
+    def test_goes_on_after_failures_and_takes_jobs_at_any_time(self, engine):
+        def invert(n):
+            return 1 / n
+
+        with engine.session(invert) as session:
+            for round_ in range(3):
+                for n in range(3):
+                    session.submit(f"{round_}/{n}", n)
+                ended = all_outcomes(session)
+                assert {job: outcome.result for job, outcome in ended.items()} == {
+                    f"{round_}/0": None,
+                    f"{round_}/1": 1.0,
+                    f"{round_}/2": 0.5,
+                }
+                failure = ended[f"{round_}/0"].failure
+                assert failure.kind == "error"
+                assert "ZeroDivisionError" in str(failure.error)
+
+    def test_waits_no_longer_than_it_is_told(self):
+        with TWO.session(time.sleep) as session:
+            assert session.capacity == 2
+            assert session.finished() == []
+            session.submit("slow", 60)
+            began = time.monotonic()
+            assert session.finished(timeout=0.2) == []
+            assert session.finished(timeout=0) == []
+            assert 0.2 <= time.monotonic() - began < 20
+            session.submit("quick", 0)
+            assert [outcome.job for outcome in session.finished(timeout=30)] == ["quick"]
+
+    def test_says_how_often_a_job_was_tried(self, tmp_path):
+        def dies_once(_):
+            if not (tmp_path / "marker").exists():
+                (tmp_path / "marker").touch()
+                os._exit(1)
+            return "done"
+
+        ended = outcomes_of(TWO, dies_once, {"a": None})
+        assert ended["a"] == Outcome("a", "done", attempts=2)
+
+    @pytest.mark.parametrize("setting", [{"time_limit": 5}, {"memory_limit": 1 << 30}])
+    def test_in_this_process_refuses_limits_that_it_cannot_keep(self, setting):
+        with pytest.raises(OptionError, match=r"_limit=\d+ cannot be kept in this process \(workers=0\)"):
+            Local(workers=0, **setting)
+
+    @pytest.mark.parametrize("engine", ["local", "ray"])
+    @pytest.mark.parametrize(
+        "setting", [{"time_limit": 0}, {"time_limit": float("nan")}, {"memory_limit": -1}, {"retries": -1}]
+    )
+    def test_settings_that_cannot_be_are_refused(self, engine, setting):
+        with pytest.raises(OptionError, match=f"{next(iter(setting))}=.* Choose"):
+            engine_named(engine, **setting)
+
+    def test_engines_by_name(self):
+        assert engine_named("local", workers=2) == TWO
+        assert engine_named("ray", cpus=2) == Ray(cpus=2)
+        with pytest.raises(UnknownNameError, match=r"unknown engine 'locale'\. Did you mean 'local'"):
+            engine_named("locale")
+        with pytest.raises(UnknownNameError, match=r"setting of the engine 'ray' 'gpu'\. Did you mean 'gpus'"):
+            engine_named("ray", gpu=1)
 
 
 class OwnError(MupscaleError):
@@ -493,7 +694,8 @@ class Driver:
 
     def wait_until_held(self, jobs: tuple[int, ...]) -> list[int]:
         wait_for(lambda: all((self.folder / f"{n}.runs").exists() for n in jobs))
-        return workers_of(self.process.pid)
+        keepers = workers_of(self.process.pid)
+        return keepers + [worker for keeper in keepers for worker in workers_of(keeper)]
 
     def end(self) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=30)
@@ -509,7 +711,7 @@ class TestADriver:
     def test_that_is_killed_takes_its_workers_along_and_is_taken_up_again(self, tmp_path):
         driver = Driver(tmp_path, holding=3)
         workers = driver.wait_until_held((3, 4))
-        assert len(workers) == 2
+        assert len(workers) == 4  # with their keepers
         driver.process.kill()
         driver.end()
         wait_for(lambda: all(map(is_gone, workers)), seconds=4)
@@ -534,23 +736,33 @@ class TestADriver:
         assert "KeyboardInterrupt" not in err.rpartition("InterruptedJobsError")[2]
         assert f"stopped with 3 of 6 jobs done, which are kept in {tmp_path}/jobs.jsonl. Run the same" in err
 
-    def test_without_the_help_of_linux_the_workers_notice_too(self, tmp_path):
-        """The portable way, apart from the one that the test above goes."""
-        code = """
-            import os, sys, threading, time
-            from mupscale.engines.worker import _watch
-            threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
-            print(os.getpid(), flush=True)
-            time.sleep(60)
+    @pytest.mark.parametrize("linux", [True, False], ids=["by Linux", "without its help"])
+    def test_that_is_killed_takes_along_a_worker_that_no_signal_reaches_and_what_it_started(self, tmp_path, linux):
+        """It holds Python's lock. Without the help of Linux, its keeper looks for the driver every second."""
+        code = f"""
+            import ctypes, os, subprocess, sys, time
+            from pathlib import Path
+            from mupscale.engines import keeper
+
+            if not {linux}:
+                keeper._control = lambda what, value: None
+            keeper.fork_kept(os.getppid())
+            child = subprocess.Popen(["sleep", "60"], start_new_session={linux})
+            print(os.getpid(), os.getppid(), child.pid, flush=True)
+            ctypes.PyDLL(None).sleep(60)
         """
-        (tmp_path / "watcher.py").write_text(textwrap.dedent(code))
-        line = f"import subprocess, sys, time; subprocess.Popen([sys.executable, {str(tmp_path / 'watcher.py')!r}])"
-        parent = subprocess.Popen([sys.executable, "-c", f"{line}; time.sleep(60)"], stdout=subprocess.PIPE, text=True)
-        assert parent.stdout is not None
-        watcher = int(parent.stdout.readline())
-        parent.kill()
-        parent.communicate()
-        wait_for(lambda: is_gone(watcher), seconds=4)
+        (tmp_path / "worker.py").write_text(textwrap.dedent(code))
+        start = f"subprocess.Popen([sys.executable, {str(tmp_path / 'worker.py')!r}], start_new_session=True)"
+        driver = subprocess.Popen(
+            [sys.executable, "-c", f"import subprocess, sys, time; {start}; time.sleep(60)"],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert driver.stdout is not None
+        processes = [int(number) for number in driver.stdout.readline().split()]
+        driver.kill()
+        driver.communicate()
+        assert len(processes) == 3
+        wait_for(lambda: all(map(is_gone, processes)), seconds=4)
 
 
 def test_a_signal_here_becomes_an_error_with_the_right_status():

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import cyclopts
 
 import mupscale
-from mupscale.cli import check, demo, paper, plan, theory, training
+from mupscale.cli import check, demo, paper, plan, sweep, theory, training
 from mupscale.errors import MupscaleError
 
 app = cyclopts.App(
@@ -31,6 +31,7 @@ app.command(plan.plan)
 app.command(check.check)
 app.command(training.train)
 app.command(training.models)
+app.command(sweep.sweep)
 app.command(paper.app)
 app.command(demo.demo)
 

@@ -111,7 +111,7 @@ def check(
     from mupscale.engines import Local
     from mupscale.targets import Family
 
-    name, values = _varied(vary)
+    name, values = varied(vary)
     rule, setup = choices.build(depth), with_steps.setup()
     settings = [target, name, rule, steps, data, setup, base or (min(values), max(values))]
     folder = output or Path("runs/check") / _folder_name(rule.name, name, settings)
@@ -140,10 +140,10 @@ def check(
     return result.exit_status
 
 
-def _varied(text: str) -> tuple[str, list[int]]:
+def varied(text: str) -> tuple[str, list[int]]:
     """A name and its values.
 
-    >>> _varied("n_kv_heads=4,2,1")
+    >>> varied("n_kv_heads=4,2,1")
     ('n_kv_heads', [4, 2, 1])
     """
     name, equals, rest = (part.strip() for part in text.partition("="))

@@ -57,8 +57,8 @@ def train(
     from mupscale.training import RunConfig, lengths, run
 
     flags = {"rule": rule, "seed": seed, "machine.shard": shard}
-    overrides = _overrides(settings) | {name: value for name, value in flags.items() if value is not None}
-    chosen = RunConfig.load(config, overrides)
+    over = overrides(settings) | {name: value for name, value in flags.items() if value is not None}
+    chosen = RunConfig.load(config, over)
     if show_config:
         print(chosen.to_toml(), end="")
         return 0
@@ -95,10 +95,10 @@ def _remark(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _overrides(settings: Iterable[str]) -> dict[str, Any]:
+def overrides(settings: Iterable[str]) -> dict[str, Any]:
     """Settings by dotted name.
 
-    >>> _overrides(["model.n-kv-heads=2", "optimizer.betas=[0.9, 0.99]", "data.corpus=text:notes.md"])
+    >>> overrides(["model.n-kv-heads=2", "optimizer.betas=[0.9, 0.99]", "data.corpus=text:notes.md"])
     {'model.n_kv_heads': 2, 'optimizer.betas': [0.9, 0.99], 'data.corpus': 'text:notes.md'}
     """
     found: dict[str, Any] = {}

@@ -1,6 +1,9 @@
 """Engines: many jobs carried out side by side, each once, and again where they stopped."""
 
-from mupscale.engines.carrying import Engine, carry_out
+from mupscale.engines.carrying import carry_out
+from mupscale.engines.cluster import Ray
 from mupscale.engines.local import Local
+from mupscale.engines.named import engine_named
+from mupscale.engines.session import Engine, Failure, Outcome, Session
 
-__all__ = ["Engine", "Local", "carry_out"]
+__all__ = ["Engine", "Failure", "Local", "Outcome", "Ray", "Session", "carry_out", "engine_named"]

@@ -1,5 +1,6 @@
 """What a job answers, as JSON: its result, or the error that it ended with. Nothing that comes back is unpickled."""
 
+import errno
 import json
 import traceback
 from collections.abc import Callable, Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from mupscale.engines.session import Failure, Outcome
 from mupscale.errors import JobError, MupscaleError, NonFiniteError
 
 
@@ -18,24 +20,43 @@ def answer(call: Callable[[], Any]) -> str:
         return json.dumps({"error": _described(error)})
 
 
-def result_of(job: str, text: str) -> Any:
-    """The result in an answer; the error in it is raised here."""
-    read = json.loads(text, parse_constant=_refusing(job))
-    if "error" in read:
-        raise _revived(job, read["error"])
-    return read["result"]
+def outcome_of(job: str, text: str, attempts: int = 1) -> Outcome:
+    """What an answer says: a result, or the error as it was raised."""
+    try:
+        read = json.loads(text, parse_constant=_refusing(job))
+    except NonFiniteError as error:
+        return Outcome(job, failure=Failure("error", error), attempts=attempts)
+    if "error" not in read:
+        return Outcome(job, read["result"], attempts=attempts)
+    kind = "oom" if read["error"]["memory"] else "error"
+    return Outcome(job, failure=Failure(kind, _revived(job, read["error"])), attempts=attempts)
 
 
-def called_here(job: str, function: Callable[[Any], Any], payload: Any) -> Any:
+def called_here(job: str, function: Callable[[Any], Any], payload: Any) -> Outcome:
     """The same in this process: the same results and errors, which here keep their real tracebacks."""
     try:
         text = _encoded(function(payload))
     except MupscaleError as error:
         error.add_note(f"in job {job!r}")
-        raise
+        return Outcome(job, failure=Failure("oom" if _is_of_memory(error) else "error", error))
     except (Exception, SystemExit) as error:
-        raise _revived(job, _described(error)) from error
-    return result_of(job, text)
+        failure = Failure("oom" if _is_of_memory(error) else "error", _revived(job, _described(error)))
+        failure.error.__cause__ = error
+        return Outcome(job, failure=failure)
+    return outcome_of(job, text)
+
+
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Whether memory ran out, by the error or its cause: Python's, numpy's, the system's, torch's on any device."""
+    if error is None:
+        return False
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)  # torch's, which is not imported
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))  # torch's on a CPU
+        or _is_of_memory(error.__cause__)
+    )
 
 
 def _encoded(result: Any) -> str:
@@ -60,6 +81,7 @@ def _described(error: BaseException) -> dict[str, Any]:
         "classes": [_name(kind) for kind in type(error).__mro__ if issubclass(kind, MupscaleError)],
         "message": str(error) if isinstance(error, MupscaleError) else "",
         "exit_status": getattr(error, "exit_status", None),
+        "memory": _is_of_memory(error),
         "summary": "".join(traceback.format_exception_only(error)).strip(),
         "tail": "".join(traceback.format_tb(frames, limit=-2)).rstrip(),
         "traceback": "".join(traceback.format_exception(type(error), error, frames)).rstrip(),

@@ -3,14 +3,14 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from mupscale.errors import NonFiniteError, OptionError, StorageError
-from mupscale.records import write_whole
+from mupscale.records import drop_torn_line, read_lines, write_whole
 
 _ABSENT = object()
 
@@ -28,6 +28,15 @@ class Ledger:
             self._file = _opened(path, os.O_WRONLY | os.O_APPEND)
             opened.pop_all()  # all went well: they stay open
 
+    @staticmethod
+    def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is being run and the results so far, also while another process has it open; nothing is changed.
+
+        A line that is being written, or was torn, is left out.
+        """
+        rows, _ = read_lines(path)
+        return _understood(path, rows)
+
     def append(self, job: str, result: Any) -> None:
         """On disk when this returns; on a disk that will not take it, the ledger stays as it was."""
         line = _line({"job": job, "result": result}, f"job {job!r}")
@@ -44,6 +53,16 @@ class Ledger:
                 "the results before this one are intact."
             ) from error
         self.results[job] = result
+
+    def forget(self, jobs: Collection[str]) -> None:
+        """Leave these jobs out, so that they are run again."""
+        (header, *_), _ = read_lines(self.path)
+        kept = {job: result for job, result in self.results.items() if job not in jobs}
+        lines = [_line(header, "what is being run"), *(_line({"job": job, "result": kept[job]}, job) for job in kept)]
+        write_whole(self.path, b"".join(lines))
+        os.close(self._file)
+        self._file = _opened(self.path, os.O_WRONLY | os.O_APPEND)
+        self.results = kept
 
     def __enter__(self) -> Self:
         return self
@@ -94,68 +113,43 @@ def _claim(file: int, path: Path) -> None:
 def _prepared(path: Path, about: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """The results so far, in a file that is whole: begun, or repaired if it has to be, which the second value says."""
     header = _line({"about": about}, "what is being run")
-    content = _content(path)
-    if not content:
+    rows, torn = read_lines(path)
+    if not rows and not torn:
         write_whole(path, header)
         return {}, False
-    whole = content[: content.rfind(b"\n") + 1]
-    results = _read(path, whole.split(b"\n")[:-1], json.loads(header)["about"])
-    torn = whole != content
-    if torn:
-        write_whole(path, whole)
-    return results, torn
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise StorageError(f"could not read {path}: {error.strerror or error}. Choose another file.") from error
-
-
-def _read(path: Path, lines: list[bytes], about: dict[str, Any]) -> dict[str, Any]:
-    rows = [_row(path, number, line) for number, line in enumerate(lines, start=1)]
-    if not rows or rows[0].keys() != {"about"}:
-        raise StorageError(f"{path} is not a ledger of jobs: its first line does not say what was run. Choose another.")
-    changed = list(_differences(rows[0]["about"], about))
+    old, results = _understood(path, rows)
+    changed = list(differences(old, json.loads(header)["about"]))
     if changed:
         raise OptionError(
             f"{path} holds the jobs of another config ({'; '.join(changed)}). Choose another folder, or the "
             "settings that it was begun with."
         )
+    if torn:
+        drop_torn_line(path)
+    return results, torn
+
+
+def _understood(path: Path, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is being run, and the results."""
+    if not rows or rows[0].keys() != {"about"}:
+        raise StorageError(f"{path} is not a ledger of jobs: its first line does not say what was run. Choose another.")
     results: dict[str, Any] = {}
     for number, row in enumerate(rows[1:], start=2):
         if row.keys() != {"job", "result"} or row["job"] in results:
             raise StorageError(f"{path}, line {number} is not the result of one job. Restore the file from a copy.")
         results[row["job"]] = row["result"]
-    return results
+    return rows[0]["about"], results
 
 
-def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line, parse_constant=_refuse)
-    except ValueError as error:
-        raise StorageError(f"{path}, line {number} is not JSON: {error}. Restore the file from a copy.") from error
-    if not isinstance(row, dict):
-        raise StorageError(f"{path}, line {number} is not a JSON object. Restore the file from a copy.")
-    return row
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"it holds {constant}")
-
-
-def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
+def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
     """What differs, by its dotted name.
 
-    >>> list(_differences({"lr": 0.1, "model": {"width": 64, "depth": 2}}, {"model": {"width": 128, "depth": 2}}))
+    >>> list(differences({"lr": 0.1, "model": {"width": 64, "depth": 2}}, {"model": {"width": 128, "depth": 2}}))
     ['lr: 0.1 → absent', 'model.width: 64 → 128']
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old | new:
-            yield from _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else key)
+            yield from differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else key)
     elif old != new:
         yield f"{name}: {_shown(old)} → {_shown(new)}"
 

@@ -2,42 +2,61 @@
 
 import os
 import selectors
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
-from mupscale.engines.answers import called_here, result_of
-from mupscale.engines.process import Worker, WorkerDiedError, dismiss, signals_held
-from mupscale.errors import JobError, OptionError
+from mupscale.engines.answers import called_here
+from mupscale.engines.attempts import Attempts, check_limits
+from mupscale.engines.process import Terms, Worker, WorkerDiedError, dismiss, ending, signals_held
+from mupscale.engines.session import Failure, Outcome, Session
+from mupscale.errors import OptionError
 
 
 @dataclass(frozen=True)
 class Local:
     """`workers` processes, by default one a core; 0 runs the jobs one by one in this process.
 
-    A worker that dies costs an attempt of the job that it had, which is tried `retries` times more.
+    A worker that dies costs an attempt of the job that it had, which is tried `retries` times more. A job that takes
+    longer than `time_limit` seconds is killed with all that it started. A worker cannot allocate more than
+    `memory_limit` bytes (nor can any process that it starts: the limit is one for each).
 
-    >>> sorted(Local(workers=2).run(lambda n: n * n, {"three": 3, "four": 4}))
-    [('four', 16), ('three', 9)]
+    >>> with Local(workers=2).session(lambda n: n * n) as session:
+    ...     session.submit("three", 3)
+    ...     session.finished()
+    [Outcome(job='three', result=9, failure=None, attempts=1)]
     """
 
     workers: int | None = None
     retries: int = 2
+    time_limit: float | None = None
+    memory_limit: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("workers", self.workers), ("retries", self.retries)):
-            if value is not None and value < 0:
-                raise OptionError(f"{name}={value} is negative. Choose 0 or more.")
+        check_limits(self.retries, self.time_limit, self.memory_limit)
+        if self.workers is not None and self.workers < 0:
+            raise OptionError(f"workers={self.workers} is negative. Choose 0 or more.")
+        for name, limit in (("time_limit", self.time_limit), ("memory_limit", self.memory_limit)):
+            if self.workers == 0 and limit is not None:
+                fix = "Choose 1 worker or more, or no limit."
+                raise OptionError(f"{name}={limit} cannot be kept in this process (workers=0). {fix}")
 
-    def run(self, function: Callable[[Any], Any], jobs: Mapping[str, Any]) -> Generator[tuple[str, Any]]:
-        """Yield each job with its result as it finishes. The first error ends the others."""
-        workers = usable_cores() if self.workers is None else self.workers
-        if workers == 0:
-            return ((job, called_here(job, function, payload)) for job, payload in jobs.items())
-        return _Pool(function, jobs, self.retries).results(min(workers, len(jobs)))
+    @contextmanager
+    def session(self, function: Callable[[Any], Any]) -> Generator[Session]:
+        if self.workers == 0:
+            yield _Here(function)
+            return
+        pool = _Pool(function, self)
+        try:
+            yield pool
+        finally:
+            pool.close()
 
 
 def usable_cores() -> int:
@@ -45,48 +64,103 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class _Here:
+    """Jobs one by one in this process, while somebody waits for them."""
+
+    capacity = 1
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._waiting: deque[tuple[str, Any]] = deque()
+
+    def submit(self, job: str, payload: Any) -> None:
+        self._waiting.append((job, payload))
+
+    def finished(self, timeout: float | None = None) -> list[Outcome]:
+        """The next one, however long it takes: nobody is there to interrupt it."""
+        if not self._waiting:
+            return []
+        job, payload = self._waiting.popleft()
+        return [called_here(job, self._function, payload)]
+
+
 class _Pool:
     """Workers, the jobs that wait for them, and one selector that hears from all of them."""
 
-    def __init__(self, function: Callable[[Any], Any], jobs: Mapping[str, Any], retries: int) -> None:
-        self._function = _pickled(f"the function {getattr(function, '__qualname__', function)!r}", function)
-        self._jobs, self._retries = jobs, retries
-        self._waiting = deque(jobs)
-        self._deaths: Counter[str] = Counter()
+    def __init__(self, function: Callable[[Any], Any], engine: Local) -> None:
+        self._function = pickled(f"the function {getattr(function, '__qualname__', function)!r}", function)
+        self._terms = Terms.from_here(memory_limit=engine.memory_limit)
+        self._attempts, self._time_limit = Attempts(engine.retries), engine.time_limit
+        self.capacity = usable_cores() if engine.workers is None else engine.workers
+        self._waiting: deque[tuple[str, Any]] = deque()
         self._workers: set[Worker] = set()
-        self._leaving: set[Worker] = set()
+        self._idle: set[Worker] = set()
+        self._assigned: dict[Worker, tuple[str, Any]] = {}
+        self._deadlines: deque[tuple[float, Worker, tuple[str, Any]]] = deque()  # in order: the limit is one for all
+        self._late: set[Worker] = set()
+        self._ended: list[Outcome] = []
         self._selector = selectors.DefaultSelector()
 
-    def results(self, workers: int) -> Generator[tuple[str, Any]]:
-        try:
-            for _ in range(workers):
-                self._hire()
-            while self._workers:
-                for event, _ in self._selector.select():
-                    yield from self._advance(event)
-        finally:
-            self._selector.close()
-            dismiss(self._workers | self._leaving)
+    def submit(self, job: str, payload: Any) -> None:
+        self._waiting.append((job, payload))
+        self._staff()
 
-    def _hire(self) -> None:
+    def finished(self, timeout: float | None = None) -> list[Outcome]:
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        self._staff()
+        while not self._ended and self._assigned:
+            for event, _ in self._selector.select(self._patience(end)):
+                self._advance(event)
+            self._end_the_late()
+            if time.monotonic() >= end:
+                break
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        self._selector.close()
+        dismiss(self._workers)
+
+    def _patience(self, end: float) -> float | None:
+        if self._deadlines:
+            end = min(end, self._deadlines[0][0])
+        return None if end == float("inf") else max(0.0, end - time.monotonic())
+
+    def _staff(self) -> None:
+        """Give waiting jobs to idle workers, and to new ones while there may be more."""
+        while self._waiting and (worker := self._free_worker()) is not None:
+            self._begin(worker, self._waiting.popleft())
+
+    def _free_worker(self) -> Worker | None:
+        while self._idle:
+            worker = self._idle.pop()
+            if not worker.has_ended:
+                return worker
+            self._release(worker)  # it was killed while it had nothing to do
+        return self._hired() if len(self._workers) < self.capacity else None
+
+    def _hired(self) -> Worker:
         with signals_held():  # a Ctrl-C in between would lose the process just started
-            worker = Worker(self._function)
+            worker = Worker(self._function, self._terms)
             self._workers.add(worker)
         self._selector.register(worker.answers, selectors.EVENT_READ, worker)
-        self._next_job(worker)
+        return worker
 
-    def _next_job(self, worker: Worker) -> None:
-        if not self._waiting:
-            self._release(worker)
-            self._leaving.add(worker)
-            worker.job = None
-            worker.leave()
+    def _begin(self, worker: Worker, assigned: tuple[str, Any]) -> None:
+        job, payload = assigned
+        try:
+            worker.assign(pickled(f"the payload of job {job!r}", payload))
+        except OptionError as error:
+            self._ended.append(Outcome(job, failure=Failure("error", error)))
+            self._idle.add(worker)
             return
-        job = self._waiting.popleft()
-        worker.assign(job, _pickled(f"the payload of job {job!r}", self._jobs[job]))
-        self._selector.register(worker.requests, selectors.EVENT_WRITE, worker)
+        self._assigned[worker] = assigned
+        if self._time_limit is not None:
+            self._deadlines.append((time.monotonic() + self._time_limit, worker, assigned))
+        if not worker.send():
+            self._selector.register(worker.requests, selectors.EVENT_WRITE, worker)
 
-    def _advance(self, event: selectors.SelectorKey) -> Generator[tuple[str, Any]]:
+    def _advance(self, event: selectors.SelectorKey) -> None:
         worker: Worker = event.data
         if worker not in self._workers:  # it died by an earlier event of the same moment
             return
@@ -97,35 +171,60 @@ class _Pool:
         try:
             answer = worker.receive()
         except WorkerDiedError as death:
-            self._replace(worker, str(death))
+            self._bury(worker, death.status)
             return
-        if answer is not None:
-            job = worker.job
-            assert job is not None
-            yield job, result_of(job, answer)
-            self._next_job(worker)  # after the result is safe: a payload that cannot be sent would lose it
+        if answer is not None and worker not in self._late:
+            self._conclude(worker, answer)
 
-    def _replace(self, worker: Worker, ending: str) -> None:
-        job = worker.job
-        assert job is not None
+    def _conclude(self, worker: Worker, answer: str) -> None:
+        job, _ = self._assigned.pop(worker)
+        outcome = self._attempts.answered(job, answer)
+        self._ended.append(outcome)
+        self._idle.add(worker)
+        if outcome.failure is None:  # else it may be the end of it all, which is not for us to say
+            self._staff()
+
+    def _bury(self, worker: Worker, status: int) -> None:
         self._release(worker)
-        worker.leave()
-        self._deaths[job] += 1
-        deaths = self._deaths[job]
-        if deaths > self._retries:
-            times = "once" if deaths == 1 else f"{deaths} times"
-            raise JobError(f"job {job!r}: its worker died {times}; the last one {ending}. Other results are intact.")
-        self._waiting.appendleft(job)
-        self._hire()
+        assigned = self._assigned.pop(worker, None)
+        if assigned is None:
+            return
+        if worker in self._late:
+            assert self._time_limit is not None
+            self._late.remove(worker)
+            outcome = self._attempts.late(assigned[0], self._time_limit)
+        else:
+            outcome = self._attempts.died(assigned[0], ending(status), of_memory=status == -signal.SIGKILL)
+        if outcome is not None:
+            self._ended.append(outcome)
+        else:
+            self._waiting.appendleft(assigned)
+            self._staff()
+
+    def _end_the_late(self) -> None:
+        now = time.monotonic()
+        while self._deadlines:
+            deadline, worker, assigned = self._deadlines[0]
+            is_running = self._assigned.get(worker) is assigned
+            if is_running and deadline > now:
+                return
+            self._deadlines.popleft()
+            if is_running:
+                self._late.add(worker)
+                worker.end_now()
 
     def _release(self, worker: Worker) -> None:
+        """Let go of a worker that has ended."""
         self._workers.remove(worker)
+        self._idle.discard(worker)
         for pipe in (worker.requests, worker.answers):
             if pipe in self._selector.get_map():
                 self._selector.unregister(pipe)
+        worker.leave()
+        worker.kill()
 
 
-def _pickled(what: str, value: Any) -> bytes:
+def pickled(what: str, value: Any) -> bytes:
     try:
         return cloudpickle.dumps(value)
     except Exception as error:  # whatever an object's own __reduce__ may raise

@@ -8,39 +8,72 @@ import sys
 import time
 from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
-from typing import IO
+from dataclasses import dataclass
+from typing import IO, Self
 
+from mupscale.engines.keeper import END_NOW, GRACE_SECONDS
 from mupscale.engines.wire import framed, take_message_
 from mupscale.errors import OptionError
 
-GRACE_SECONDS = 5.0
-"""How long a worker may take to leave, for a job that saves its state when it is asked to stop."""
-
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CHUNK = 1 << 20
+_PAUSE_SECONDS = 0.002
+_END_SECONDS = 4.0  # a keeper's own patience with what it ends is shorter
 
 
 class WorkerDiedError(Exception):
     """The worker has ended without an answer."""
 
+    def __init__(self, status: int) -> None:
+        super().__init__(ending(status))
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a worker is started with; `folder` is None for that of the process that starts it."""
+
+    path: tuple[str, ...]
+    pythonpath: str | None
+    folder: str | None = None
+    threads: int = 1
+    memory_limit: int | None = None
+
+    @classmethod
+    def from_here(cls, *, folder: str | None = None, threads: int = 1, memory_limit: int | None = None) -> Self:
+        """A worker on these finds what this process finds."""
+        path = tuple(os.fspath(entry) for entry in sys.path)
+        return cls(path, os.environ.get("PYTHONPATH"), folder, threads, memory_limit)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """By this path it finds mupscale as we did; it gets our own PYTHONPATH back as soon as it has started."""
+        path = os.pathsep.join(map(os.path.abspath, self.path))
+        return {"PYTHONPATH": path} | dict.fromkeys(_THREADS, str(self.threads))
+
+    @property
+    def message(self) -> bytes:
+        setup = {"path": self.path, "pythonpath": self.pythonpath, "memory_limit": self.memory_limit}
+        return json.dumps(setup).encode()
+
 
 class Worker:
-    """A process that was started, and what is still to be sent to it."""
+    """A process that was started (its keeper), and what is still to be sent to it."""
 
-    def __init__(self, function: bytes) -> None:
+    def __init__(self, function: bytes, terms: Terms) -> None:
         """`function` is pickled, and sent once."""
-        self.job: str | None = None
-        self._process: subprocess.Popen[bytes] = _started()
+        self.is_busy = False
+        self._process: subprocess.Popen[bytes] = _started(terms)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.requests: IO[bytes] = self._process.stdin
         self.answers: IO[bytes] = self._process.stdout
         os.set_blocking(self.requests.fileno(), False)
-        self._unsent: bytes | memoryview = framed(_setup()) + framed(function)
+        self._unsent: bytes | memoryview = framed(terms.message) + framed(function)
         self._received = bytearray()
 
-    def assign(self, job: str, payload: bytes) -> None:
-        self.job = job
+    def assign(self, payload: bytes) -> None:
+        self.is_busy = True
         self._unsent = memoryview(bytes(self._unsent) + framed(payload))
 
     def send(self) -> bool:
@@ -60,30 +93,53 @@ class Worker:
         """Read what has come; the answer once it is whole."""
         chunk = os.read(self.answers.fileno(), _CHUNK)
         if not chunk:
-            raise WorkerDiedError(self._last_words())
+            raise WorkerDiedError(self._last_status())
         self._received += chunk
         message = take_message_(self._received)
-        return None if message is None else message.decode()
+        if message is None:
+            return None
+        self.is_busy = False
+        return message.decode()
 
     def leave(self) -> None:
         """Ask an idle worker to end, which the end of its requests does, and a busy one by a signal."""
-        if self.job is not None:
-            self._process.terminate()
+        if self.is_busy:
+            self._signal(signal.SIGTERM)
         self.requests.close()
         self.answers.close()
 
+    def end_now(self) -> None:
+        """Have it killed with all that it started; the end of its answers says when that is done."""
+        self._signal(END_NOW)
+
+    @property
+    def has_ended(self) -> bool:
+        """Its number stays taken, so that its group can be killed by it."""
+        if self._process.returncode is not None or not hasattr(os, "waitid"):
+            return self._process.poll() is not None
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
     def wait(self, deadline: float) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, deadline - time.monotonic()))
+        while not self.has_ended and time.monotonic() < deadline:
+            time.sleep(_PAUSE_SECONDS)
 
     def kill(self) -> None:
-        self._process.kill()
+        """What may be left of its group if the keeper was itself killed, and it."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _last_words(self) -> str:
+    def _signal(self, number: int) -> None:
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def _last_status(self) -> int:
         self.wait(time.monotonic() + GRACE_SECONDS)
         self.kill()
-        return ending(self._process.returncode)
+        assert self._process.returncode is not None
+        return self._process.returncode
 
 
 @contextmanager
@@ -101,12 +157,20 @@ def dismiss(workers: Collection[Worker]) -> None:
     try:
         for worker in workers:
             worker.leave()
-        deadline = time.monotonic() + GRACE_SECONDS
-        for worker in workers:
-            worker.wait(deadline)
+        _wait_for(workers, GRACE_SECONDS)
     finally:
-        for worker in workers:
-            worker.kill()
+        with signals_held():  # a second Ctrl-C comes here, and a third one waits
+            for worker in workers:
+                worker.end_now()
+            _wait_for(workers, _END_SECONDS)
+            for worker in workers:
+                worker.kill()
+
+
+def _wait_for(workers: Collection[Worker], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for worker in workers:
+        worker.wait(deadline)
 
 
 def ending(status: int) -> str:
@@ -125,20 +189,17 @@ def ending(status: int) -> str:
     return f"was killed by {name}{hint}"
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _started(terms: Terms) -> subprocess.Popen[bytes]:
+    folder = terms.folder if terms.folder is not None and os.path.isdir(terms.folder) else None
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "mupscale.engines.worker"],
+            [sys.executable, "-P", "-m", "mupscale.engines.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
-            # By this path it finds mupscale as we did; it gets our own PYTHONPATH back as soon as it has started.
-            env=os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+            cwd=folder,
+            start_new_session=True,  # a group of its own, out of the terminal's reach
+            env=os.environ | terms.environment,
         )
     except OSError as error:
         raise OptionError(f"could not start a worker: {error}. Choose fewer workers.") from error
-
-
-def _setup() -> bytes:
-    path = [os.fspath(entry) for entry in sys.path]
-    return json.dumps({"driver": os.getpid(), "path": path, "pythonpath": os.environ.get("PYTHONPATH")}).encode()

@@ -3,27 +3,22 @@
 It gets one message that sets it up, one with the function, and then one for each job, which it answers.
 """
 
-import ctypes
 import json
 import os
-import signal
+import resource
 import sys
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, BinaryIO
 
 import cloudpickle
 
 from mupscale.engines.answers import answer
+from mupscale.engines.keeper import fork_kept
 from mupscale.engines.wire import framed, read_message
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    _take_signals()
+    fork_kept(driver=int(sys.argv[1]))
     requests, answers = _protected_pipes()
     setup = read_message(requests)
     if setup is not None:
@@ -32,13 +27,6 @@ def main() -> None:
             _serve(requests, answers)
         except BrokenPipeError:  # the driver has gone: nobody is left to tell
             os._exit(1)
-
-
-def _take_signals() -> None:
-    """Ctrl-C reaches every process of the terminal, and the driver decides; it held these back until now."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def _protected_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -53,30 +41,20 @@ def _protected_pipes() -> tuple[BinaryIO, BinaryIO]:
     return os.fdopen(requests, "rb"), os.fdopen(answers, "wb")
 
 
-def _set_up(driver: int, path: list[str], pythonpath: str | None) -> None:
+def _set_up(path: list[str], pythonpath: str | None, memory_limit: int | None) -> None:
     sys.path[:] = path
     if pythonpath is None:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = pythonpath
-    _die_with(driver)
+    if memory_limit is not None:
+        _limit_memory(memory_limit)
 
 
-def _die_with(driver: int) -> None:
-    """End with the driver, also in the middle of a job: at once where Linux does it, else within a second.
-
-    Linux means the thread that started this process; the driver's stays until its workers have gone.
-    """
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch, args=(driver,), daemon=True).start()
-
-
-def _watch(driver: int) -> None:
-    while os.getppid() == driver:
-        time.sleep(1)
-    os._exit(1)
+def _limit_memory(limit: int) -> None:
+    """Of what is allocated: a limit on the address space counts torch's libraries too, and CUDA cannot start in it."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:

@@ -60,6 +60,12 @@ def quick_check() -> Configuration:
     return Configuration("check", shape, "ours: the paper's coordinate check in small")
 
 
+def quick_study() -> Configuration:
+    """A sweep that one core can do: 12 heads, as the paper's ablation has, over bytes, two tokens a parameter."""
+    shape = GPTConfig(width=96, depth=2, n_heads=12, head_dim=8, vocabulary=256, context=64)
+    return Configuration("study", shape, "ours: the paper's ablation of r in small")
+
+
 def proxy_136m(repetitions: int) -> Configuration:
     """A proxy of the 20-TPP experiment. The paper prints its size and r alone: the shape is ours.
 
@@ -99,6 +105,7 @@ _ALL = (
     weight_decay("large", 1024, 10),
     *(coordinate_check(n_kv_heads) for n_kv_heads in (1, 2, 3, 4, 6, 12)),
     quick_check(),
+    quick_study(),
     *(proxy_136m(repetitions) for repetitions in (1, 2, 4, 8)),
     target_1200m(),
     *(cpu(width, repetitions) for width, allowed in _CPU_REPETITIONS.items() for repetitions in allowed),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
@@ -32,6 +33,7 @@ class Family:
     """
 
     name: str
+    device: str = "cpu"
 
     def __call__(self, **change: int) -> nn.Module:
         head, settings = split_settings(self.name)
@@ -47,13 +49,14 @@ class Family:
             shape: Any = target.model.config
             if dimension == "r":
                 _check_divides(value, "n_heads", shape.n_heads)
-            return GPT(shape.resized(**change))
-        return build(self._changed(target.config, dimension, value), where=self.name, device="cpu")
+            with torch.device(self.device):
+                return GPT(shape.resized(**change))
+        return build(self._changed(target.config, dimension, value), where=self.name, device=self.device)
 
     def _own(self, head: str, settings: Mapping[str, Any], change: Mapping[str, int]) -> nn.Module:
-        made = functions.call(head, {**settings, **change}, device="cpu")
+        made = functions.call(head, {**settings, **change}, device=self.device)
         if is_config(made):
-            return build(made, where=self.name, device="cpu")
+            return build(made, where=self.name, device=self.device)
         if not isinstance(made, nn.Module):
             raise OptionError(f"{self.name} returned a value of type {type(made).__name__}. It must return a model.")
         return made

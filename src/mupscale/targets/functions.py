@@ -23,10 +23,7 @@ def call(name: str, settings: Mapping[str, Any], device: str = "meta") -> Any:
     >>> call("torch.nn:Linear", {"in_features": 4, "out_features": 2}).weight.shape
     torch.Size([2, 4])
     """
-    parts = PATTERN.fullmatch(name)
-    assert parts is not None, name
-    with _current_folder_importable():
-        function = _function(_module(parts["module"], name), parts["function"], name)
+    with loaded(name) as function:
         _check_arguments(function, settings, name)
         try:
             with torch.device(device):
@@ -38,6 +35,16 @@ def call(name: str, settings: Mapping[str, Any], device: str = "meta") -> Any:
             raise OptionError(
                 f"{name} raised {type(error).__name__}: {reason(error)}.{meta if device == 'meta' else ''}"
             ) from error
+
+
+@contextmanager
+def loaded(name: str) -> Generator[Callable[..., Any]]:
+    """The function behind `module:function`; modules of the current folder can be imported meanwhile."""
+    parts = PATTERN.fullmatch(name)
+    if parts is None:
+        raise OptionError(f"{name!r} is not a function. Write module:function.")
+    with _current_folder_importable():
+        yield _function(_module(parts["module"], name), parts["function"], name)
 
 
 @contextmanager

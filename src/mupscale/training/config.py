@@ -3,16 +3,15 @@
 import dataclasses
 import json
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_type_hints
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import BatchRule, GPTConfig, configuration
 from mupscale.theory import DECAYS, Rule, optimizer_named, rule_named
-from mupscale.training import toml
+from mupscale.training import settings, toml
 
 Precision = Literal["float32", "bf16"]
 Shard = Literal["none", "ddp", "fsdp"]
@@ -113,19 +112,19 @@ class RunConfig:
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":
         """From the tables of a TOML file. `model` may name a configuration and change some of it."""
         given = dict(values)
-        _known("setting", given, [f.name for f in dataclasses.fields(RunConfig)])
+        settings.known("setting", given, [f.name for f in dataclasses.fields(RunConfig)])
         return RunConfig(
             model=_model(given.pop("model", {})),
-            rule=_rule(given.pop("rule", "gqa-mup")),
+            rule=rule_from(given.pop("rule", "gqa-mup")),
             base=_base(given.pop("base", {})),
-            seed=_typed("seed", given.pop("seed", 0), int),
-            **{name: _section(name, SECTIONS[name], given[name]) for name in given},
+            seed=settings.typed("seed", given.pop("seed", 0), int),
+            **{name: settings.section(name, SECTIONS[name], given[name]) for name in given},
         )
 
     @staticmethod
     def load(path: Path | None, overrides: Mapping[str, Any]) -> "RunConfig":
         """From a file with dotted overrides put over it: {"model.n_kv_heads": 2}."""
-        values = {} if path is None else read_toml(path)
+        values = {} if path is None else settings.read_toml(path)
         for dotted, value in overrides.items():
             table, _, key = dotted.rpartition(".")
             place = values.setdefault(table, {}) if table else values
@@ -146,24 +145,15 @@ SECTIONS: dict[str, type[Any]] = {
 }
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OptionError(f"{path}: {error.strerror or error}. Name a TOML file that holds the config.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} is not TOML: {error}.") from error
-
-
 def _model(values: Any) -> GPTConfig:
     if isinstance(values, str):
         values = {"name": values}
-    table = _table("model", values)
+    table = settings.table("model", values)
     named = table.pop("name", None)
     fields = [f.name for f in dataclasses.fields(GPTConfig)]
-    _known("setting in model", table, ["name", *fields])
+    settings.known("setting in model", table, ["name", *fields])
     hints = get_type_hints(GPTConfig)
-    checked = {key: _typed(f"model.{key}", value, hints[key]) for key, value in table.items()}
+    checked = {key: settings.typed(f"model.{key}", value, hints[key]) for key, value in table.items()}
     if named is not None:
         return dataclasses.replace(configuration(str(named)).model, **checked)
     missing = [name for name in ("width", "depth", "n_heads") if name not in checked]
@@ -175,58 +165,20 @@ def _model(values: Any) -> GPTConfig:
     return GPTConfig(**checked)
 
 
-def _rule(value: Any) -> Rule:
+def rule_from(value: Any) -> Rule:
+    """A rule by name, or one's own as a table of its choices."""
     if isinstance(value, str):
         return rule_named(value)
-    table = _table("rule", value)
-    _known("setting in rule", table, [f.name for f in dataclasses.fields(Rule)])
+    table = settings.table("rule", value)
+    settings.known("setting in rule", table, [f.name for f in dataclasses.fields(Rule)])
     fields: dict[str, Any] = {"name": "own"} | {key: str(v) for key, v in table.items()}
     return Rule(**fields)
 
 
 def _base(value: Any) -> dict[str, int]:
-    table = _table("base", value)
-    _known("setting in base", table, ["width", "depth", "n_heads", "n_kv_heads", "head_dim", "d_ff", "r"])
-    return {key: _typed(f"base.{key}", number, int) for key, number in table.items()}
-
-
-def _section(name: str, kind: type[Any], value: Any) -> Any:
-    table = _table(name, value)
-    _known(f"setting in {name}", table, [f.name for f in dataclasses.fields(kind)])
-    hints = get_type_hints(kind)
-    return kind(**{key: _typed(f"{name}.{key}", item, hints[key]) for key, item in table.items()})
-
-
-def _table(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise OptionError(f"{name} = {value!r} is not a table. Write [{name}] and its settings below.")
-    return dict(cast(Mapping[str, Any], value))
-
-
-def _known(kind: str, given: Mapping[str, Any], known: list[str]) -> None:
-    for key in given:
-        if key not in known:
-            raise UnknownNameError(kind, key, known)
-
-
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    """The value as its type has it: whole numbers also serve as numbers, lists as pairs."""
-    kinds = get_args(hint) if get_origin(hint) is not None and type(None) in get_args(hint) else (hint,)
-    for kind in kinds:
-        if kind is type(None) and value is None:
-            return None
-        if get_origin(kind) is Literal:
-            if value not in get_args(kind):
-                raise UnknownNameError(name, value, [str(choice) for choice in get_args(kind)])
-            return value
-        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if get_origin(kind) is tuple and isinstance(value, list | tuple):
-            return tuple(float(item) for item in cast(list[float], value))
-        if isinstance(kind, type) and type(value) is kind:
-            return value
-    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
-    raise OptionError(f"{name} = {value!r} is of type {type(value).__name__}; expected {wanted}.")
+    table = settings.table("base", value)
+    settings.known("setting in base", table, ["width", "depth", "n_heads", "n_kv_heads", "head_dim", "d_ff", "r"])
+    return {key: settings.typed(f"base.{key}", number, int) for key, number in table.items()}
 
 
 def _check(config: RunConfig) -> None:

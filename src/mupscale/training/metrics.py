@@ -7,21 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.errors import MissingExtraError, StorageError
-from mupscale.records import write_whole
-
-
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The rows, and whether a torn last line was left out."""
-    if not path.exists():
-        return [], False
-    *whole, tail = path.read_bytes().split(b"\n")
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(whole, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise StorageError(f"{path}, line {number} is not JSON: {error}. Restore the file from a copy.") from error
-    return rows, bool(tail)
+from mupscale.records import read_lines, write_whole
 
 
 class Metrics:

@@ -2,8 +2,9 @@
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 
 def dumps(values: Mapping[str, Any]) -> str:
@@ -16,9 +17,9 @@ def dumps(values: Mapping[str, Any]) -> str:
     width = 64
     betas = [0.9, 0.95]
     """
-    plain = [f"{key} = {_value(value)}" for key, value in values.items() if _is_plain(value)]
+    plain = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if _is_plain(value)]
     tables = [
-        "\n".join([f"[{name}]", *(f"{key} = {_value(v)}" for key, v in table.items() if v is not None)])
+        "\n".join([f"[{_key(name)}]", *(f"{_key(key)} = {_value(v)}" for key, v in table.items() if v is not None)])
         for name, table in values.items()
         if isinstance(table, Mapping)
     ]
@@ -29,11 +30,18 @@ def _is_plain(value: object) -> bool:
     return value is not None and not isinstance(value, Mapping)
 
 
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+
+
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        items = cast(Mapping[str, Any], value).items()
+        return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in items if item is not None) + "}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, float):

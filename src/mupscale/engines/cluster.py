@@ -1,0 +1,389 @@
+"""Jobs on a Ray cluster. This file alone knows Ray, which is imported when a session is opened.
+
+Ray chooses the place of a job and tells of nodes that are lost. There, the job runs in a worker process as on this
+machine, under a Ray worker that waits for it: so limits, deaths, and what becomes of processes that a job started are
+the same. Results come back as JSON text; jobs are sent, and that text is carried, by Ray's own transport, which
+pickles: whoever can write to a Ray cluster can run code on it.
+"""
+
+import functools
+import logging
+import os
+import queue
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mupscale.engines.attempts import Attempts, check_limits
+from mupscale.engines.local import pickled, usable_cores
+from mupscale.engines.process import GRACE_SECONDS, Terms, Worker, WorkerDiedError, dismiss, ending
+from mupscale.engines.session import Failure, Outcome, Session
+from mupscale.errors import JobError, MissingExtraError, OptionError
+
+NODE_LOSSES = 10
+"""How often a job may lose its node, which is not its fault, before it is given up."""
+
+PATIENCE_SECONDS = 60.0
+"""How long to wait for a node that can run the jobs when the last such one was lost."""
+
+_REFRESH_SECONDS = 1.0
+_OBJECT_STORE_BYTES = 100 << 20  # of a Ray of our own: payloads and answers are small
+_LIMIT_CHECK_SECONDS = 0.2
+_KNOCK_SECONDS = 10.0
+
+# A Ray worker that ends would kill its children, so the keeper, before that can end what the job started.
+_LEAVE_KEEPERS = {"RAY_kill_child_processes_on_worker_exit": "false"}
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Each job asks for `cpus` and `gpus`, and for `memory_limit` bytes, beyond which it cannot allocate.
+
+    `address` is that of a running cluster, by default what RAY_ADDRESS says; without it, a Ray of our own is started
+    on this machine and ended with the session. A job may be tried `retries` times more when its worker dies; the loss
+    of its node does not count. A job that takes longer than `time_limit` seconds is killed with all that it started.
+    """
+
+    address: str | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    retries: int = 2
+    time_limit: float | None = None
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        check_limits(self.retries, self.time_limit, self.memory_limit)
+        for name, value in (("cpus", self.cpus), ("gpus", self.gpus)):
+            if not 0 <= value < float("inf"):
+                raise OptionError(f"{name}={value} cannot be asked for. Choose 0 or more.")
+            if value > 1 and value != int(value):
+                raise OptionError(f"{name}={value} cannot be asked for. Choose a whole number, or a part of one.")
+        if not self.cpus and not self.gpus:
+            raise OptionError("cpus=0 and gpus=0 ask for nothing. Choose a number above 0 for one of them.")
+
+    @property
+    def request(self) -> dict[str, float]:
+        """By Ray's names."""
+        asked = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_limit or 0}
+        return {name: amount for name, amount in asked.items() if amount}
+
+    @contextmanager
+    def session(self, function: Callable[[Any], Any]) -> Generator[Session]:
+        ray = _imported()
+        with _connected(ray, self.address or os.environ.get("RAY_ADDRESS")):
+            tasks = _Tasks(ray, function, self)
+            try:
+                yield tasks
+            finally:
+                tasks.close()
+
+
+def _imported() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError("ray", "ray") from error
+    return ray
+
+
+@contextmanager
+def _connected(ray: Any, address: str | None) -> Generator[None]:
+    """A connection that this process already has is used, and kept, and with it Ray's idle workers."""
+    if ray.is_initialized():
+        yield
+        return
+    own = {"num_cpus": usable_cores(), "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    with _same_signals():
+        try:
+            _knock(address)
+            with _environment(RAY_USAGE_STATS_ENABLED="0"):  # nothing is sent anywhere
+                ray.init(
+                    address or "local",
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    **({} if address else own),
+                )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            fix = "Start it with `ray start --head`, or leave the address out for a Ray of this machine."
+            raise OptionError(f"could not reach Ray at {address or 'this machine'}: {error}. {fix}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Ray itself tries for minutes; an address without a port (auto, local) is not one that can be tried."""
+    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
+
+
+@contextmanager
+def _same_signals() -> Generator[None]:
+    """Ray replaces the handler of SIGTERM, by which we leave in good order."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _environment(**defaults: str) -> Generator[None]:
+    added = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+class _Tasks:
+    """Jobs that wait here, and those that Ray has: only a few more than can run at once."""
+
+    def __init__(self, ray: Any, function: Callable[[Any], Any], engine: Ray) -> None:
+        self._ray, self._engine = ray, engine
+        self._refreshed, self._capacity, self._hopeless_since = float("-inf"), 0, float("inf")
+        if not self.capacity:
+            raise OptionError(self._refusal())
+        self._terms = Terms.from_here(
+            folder=_folder(), threads=max(1, int(engine.cpus)), memory_limit=engine.memory_limit
+        )
+        name = getattr(function, "__qualname__", function)
+        self._function = ray.put(pickled(f"the function {name!r}", function))
+        self._task = ray.remote(_host).options(
+            num_cpus=engine.cpus,
+            num_gpus=engine.gpus,
+            memory=engine.memory_limit,
+            max_retries=0,  # counted here instead: Ray's own would not stop when memory runs out
+            runtime_env={"env_vars": self._terms.environment | _LEAVE_KEEPERS},
+        )
+        self._attempts, self._losses = Attempts(engine.retries), Counter[str]()
+        self._waiting: deque[tuple[str, Any]] = deque()
+        self._running: dict[str, tuple[Any, Any]] = {}
+        self._done: queue.SimpleQueue[tuple[str, Future[Any]]] = queue.SimpleQueue()
+        self._ended: list[Outcome] = []
+
+    @property
+    def capacity(self) -> int:
+        """By the nodes that live now; asked anew every second."""
+        if time.monotonic() - self._refreshed > _REFRESH_SECONDS:
+            self._refreshed = time.monotonic()
+            self._capacity = sum(self._places(node) for node in self._nodes())
+        return self._capacity
+
+    def submit(self, job: str, payload: Any) -> None:
+        self._waiting.append((job, payload))
+        self._fill()
+
+    def finished(self, timeout: float | None = None) -> list[Outcome]:
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        self._fill()
+        while self._running and not self._ended:
+            if not self._settle_next(min(_REFRESH_SECONDS, max(0.0, end - time.monotonic()))):
+                self._check_hope()
+                if time.monotonic() >= end:
+                    break
+        while self._settle_next(0.0):
+            pass
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """Ask what runs to stop, as a worker on this machine would be asked, and then make it."""
+        running = [ref for ref, _ in self._running.values()]
+        if not running:
+            return
+        try:
+            for ref in running:
+                self._ray.cancel(ref, force=False)
+            _, running = self._ray.wait(running, num_returns=len(running), timeout=GRACE_SECONDS + 2, fetch_local=False)
+        finally:
+            for ref in running:
+                self._ray.cancel(ref, force=True)
+
+    def _nodes(self) -> list[dict[str, float]]:
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
+    def _places(self, node: dict[str, float]) -> int:
+        return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in self._engine.request.items())
+
+    def _refusal(self) -> str:
+        nodes = [{name: node.get(name, 0) for name in self._engine.request} for node in self._nodes()]
+        has = "; ".join(sorted(_listed(node) for node in nodes)) or "there are none"
+        return f"a job asks for {_listed(self._engine.request)}, and no node of the cluster has that ({has}). Ask less."
+
+    def _fill(self) -> None:
+        """A few more than there is room for, so that a node need not wait for this process."""
+        most = self.capacity + 1 + self.capacity // 10
+        while self._waiting and len(self._running) < most:
+            self._start(*self._waiting.popleft())
+
+    def _start(self, job: str, payload: Any) -> None:
+        try:
+            content = pickled(f"the payload of job {job!r}", payload)
+        except OptionError as error:
+            self._ended.append(Outcome(job, failure=Failure("error", error)))
+            return
+        reference = self._task.remote(self._function, content, self._terms, self._engine.time_limit)
+        self._running[job] = reference, payload
+        reference.future().add_done_callback(lambda future: self._done.put((job, future)))
+
+    def _settle_next(self, seconds: float) -> bool:
+        try:
+            job, future = self._done.get(timeout=seconds) if seconds else self._done.get_nowait()
+        except queue.Empty:
+            return False
+        _, payload = self._running.pop(job)
+        outcome = self._outcome(job, future)
+        if outcome is None:
+            self._waiting.appendleft((job, payload))
+            self._fill()
+        else:
+            self._losses.pop(job, None)
+            self._ended.append(outcome)
+        return True
+
+    def _outcome(self, job: str, future: Future[Any]) -> Outcome | None:
+        """None: it is to be tried again."""
+        errors = self._ray.exceptions
+        try:
+            how, value = future.result()
+        except (errors.NodeDiedError, errors.ObjectLostError) as error:
+            return self._lost(job, _summary(error))
+        except errors.OutOfMemoryError as error:
+            return self._attempts.died(job, f"was ended by Ray for its memory ({_summary(error)})", of_memory=True)
+        except errors.WorkerCrashedError as error:
+            return self._attempts.died(job, f"ended with its Ray worker ({_summary(error)})", of_memory=False)
+        except (errors.LocalRayletDiedError, errors.RaySystemError) as error:
+            raise JobError(f"the Ray cluster has gone: {_summary(error)}. Start it, and run the same again.") from error
+        except errors.RayError as error:
+            return Outcome(job, failure=Failure("error", JobError(f"Ray could not run job {job!r}: {_summary(error)}")))
+        if how == "answer":
+            return self._attempts.answered(job, value)
+        if how == "late":
+            return self._attempts.late(job, value)
+        return self._attempts.died(job, ending(value), of_memory=value == -signal.SIGKILL)
+
+    def _lost(self, job: str, reason: str) -> Outcome | None:
+        self._losses[job] += 1
+        self._refreshed = float("-inf")
+        if self._losses[job] <= NODE_LOSSES:
+            return None
+        error = JobError(f"job {job!r}: its node was lost {self._losses[job]} times; the last time {reason}")
+        return Outcome(job, failure=Failure("died", error), attempts=self._losses[job])
+
+    def _check_hope(self) -> None:
+        """No job waits for ever for a node that may not come."""
+        if self.capacity:
+            self._hopeless_since = float("inf")
+            return
+        self._hopeless_since = min(self._hopeless_since, time.monotonic())
+        if time.monotonic() - self._hopeless_since > PATIENCE_SECONDS:
+            raise JobError(f"no node was left for {PATIENCE_SECONDS:g} seconds: {self._refusal()}")
+
+
+def _listed(resources: dict[str, float]) -> str:
+    """As a reader would say it.
+
+    >>> _listed({"CPU": 2.0, "GPU": 0.5, "memory": 1e9})
+    'CPU 2, GPU 0.5, memory 1000000000'
+    """
+    return ", ".join(f"{name} {int(amount) if amount == int(amount) else amount}" for name, amount in resources.items())
+
+
+def _summary(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1].strip().rstrip(".")
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+_End = tuple[Literal["answer"], str] | tuple[Literal["death"], int] | tuple[Literal["late"], float]
+
+
+def _host(function: bytes, payload: bytes, terms: Terms, time_limit: float | None) -> _End:
+    """In a Ray worker: have one attempt made by a worker process below it, which serves the next task too."""
+    return _hosts().attempt(function, payload, terms, time_limit)
+
+
+@functools.cache
+def _hosts() -> "_Host":
+    return _Host()
+
+
+class _Host:
+    """The worker below a Ray worker. Ray may give the next task other GPUs, by the environment: then it is replaced."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self._made_for: object = None
+
+    def attempt(self, function: bytes, payload: bytes, terms: Terms, time_limit: float | None) -> _End:
+        worker = self._fitting(function, terms)
+        worker.assign(payload)
+        try:
+            end = _awaited(worker, time_limit)
+        except BaseException:  # the task is cancelled, by an interrupt
+            self._dismiss()
+            raise
+        if end[0] != "answer":
+            self._end()
+        return end
+
+    def _fitting(self, function: bytes, terms: Terms) -> Worker:
+        made_for = function, terms, os.environ.get("CUDA_VISIBLE_DEVICES")
+        if self._worker is not None and (self._made_for != made_for or self._worker.has_ended):
+            self._dismiss()
+        if self._worker is None:
+            self._worker, self._made_for = Worker(function, terms), made_for
+        return self._worker
+
+    def _dismiss(self) -> None:
+        if self._worker is not None:
+            dismiss([self._worker])
+        self._worker = None
+
+    def _end(self) -> None:
+        """Without grace."""
+        if self._worker is not None:
+            self._worker.end_now()
+            self._worker.wait(time.monotonic() + GRACE_SECONDS)
+        self._dismiss()
+
+
+def _awaited(worker: Worker, time_limit: float | None) -> _End:
+    end = float("inf") if time_limit is None else time.monotonic() + time_limit
+    with selectors.DefaultSelector() as selector:
+        selector.register(worker.answers, selectors.EVENT_READ)
+        selector.register(worker.requests, selectors.EVENT_WRITE)
+        while time.monotonic() < end:
+            # Awake now and then: an interrupt by Ray does not end the waiting.
+            for event, _ in selector.select(min(_LIMIT_CHECK_SECONDS, max(0.0, end - time.monotonic()))):
+                if event.fileobj is worker.requests:
+                    if worker.send():
+                        selector.unregister(worker.requests)
+                    continue
+                try:
+                    answer = worker.receive()
+                except WorkerDiedError as death:
+                    return "death", death.status
+                if answer is not None:
+                    return "answer", answer
+    assert time_limit is not None
+    return "late", time_limit

@@ -1,0 +1,368 @@
+"""What a study is: rules × model variants (cells) × seeds, a search space, a search, and how trials are run."""
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
+
+from mupscale.errors import DimensionError, OptionError
+from mupscale.studies.names import plain
+from mupscale.training import RunConfig, lengths, settings, toml
+
+Method = Literal["adaptive", "grid", "random", "tpe"]
+PARAMETERS = ("lr", "weight_decay", "tau_epoch", "std")
+RUN_TABLES = ("model", "base", "data", "optimizer", "length", "machine", "record")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Which points are tried. `trials` and `tokens` are budgets of a cell."""
+
+    method: Method = "adaptive"
+    trials: int | None = None
+    tokens: float | None = None
+    step: float = 0.5
+    "Of the grid, in powers of two."
+    tolerance: float = 0.25
+    "The adaptive search is done when the optimum is known to ± this many powers of two."
+    at_once: int | None = None
+    "Trials of a round, which are proposed together; one a seed unless given."
+    stop_hopeless: bool = True
+    "Adaptive and TPE: end trials that lie far behind."
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Where trials run."""
+
+    name: Literal["local", "ray"] = "local"
+    workers: int | None = None
+    "Processes of the local engine; one a core unless given."
+    address: str | None = None
+    "Of the Ray cluster; RAY_ADDRESS unless given."
+    cpus: float = 1.0
+    gpus: float = 0.0
+    "What Ray reserves for a trial."
+    ranks: int = 1
+    'Processes of one trial (torchrun), for machine.shard = "fsdp" or "ddp".'
+    retries: int = 2
+    time_limit: float | None = None
+    "Seconds of one trial."
+    memory_limit: float | None = None
+    "Gigabytes of one trial."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """A trainer of one's own: a command, or a Python function. The reference model is trained unless given."""
+
+    command: tuple[str, ...] | None = None
+    function: str | None = None
+    metrics: str = "json"
+    target: str | None = None
+    "The model whose plan is handed over, as for `mupscale plan`."
+    base: str | None = None
+    "The tuned model, if the dimensions of [base] do not say it."
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A rule on a model variant: the unit that has an optimum."""
+
+    name: str
+    rule: str | Mapping[str, Any]
+    label: str | None
+    "The variant's name, where variants are named."
+    dimensions: Mapping[str, int]
+    'What is varied: {"n_kv_heads": 3}.'
+    tables: Mapping[str, Any]
+    "Of a run's config, without rule, seed and dimensions."
+
+    @property
+    def variant(self) -> dict[str, int | str]:
+        return ({"variant": self.label} if self.label else {}) | dict(self.dimensions)
+
+    @property
+    def rule_name(self) -> str:
+        return self.rule if isinstance(self.rule, str) else str(self.rule.get("name", "own"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """A study, checked. `tables` are those of a run: model, base, data, optimizer, length, machine, record."""
+
+    name: str
+    rules: tuple[str | Mapping[str, Any], ...]
+    seeds: tuple[int, ...]
+    space: Mapping[str, tuple[float, float]]
+    vary: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
+    variants: tuple[Mapping[str, Any], ...] = ()
+    search: Search = Search()
+    engine: Engine = Engine()
+    trainer: Trainer | None = None
+    storage: str | None = None
+    keep_runs: bool = False
+    tables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> "StudyConfig":
+        given = dict(values)
+        settings.known("setting", given, [*(f.name for f in dataclasses.fields(StudyConfig)), *RUN_TABLES])
+        given.pop("tables", None)
+        for name in ("name", "space"):
+            if name not in given:
+                raise OptionError(f"the study has no {name}. {_MISSING[name]}")
+        return StudyConfig(
+            name=settings.typed("name", given.pop("name"), str),
+            rules=tuple(_listed("rules", given.pop("rules", ["gqa-mup"]), (str, Mapping))),
+            seeds=tuple(_listed("seeds", given.pop("seeds", [1, 2, 3]), (int,))),
+            space=_space(given.pop("space")),
+            vary=_vary(given.pop("vary", {})),
+            variants=tuple(_listed("variants", given.pop("variants", []), (Mapping,))),
+            search=settings.section("search", Search, given.pop("search", {})),
+            engine=settings.section("engine", Engine, given.pop("engine", {})),
+            trainer=_trainer(given.pop("trainer", None)),
+            storage=settings.typed("storage", given.pop("storage", None), str | None),
+            keep_runs=settings.typed("keep_runs", given.pop("keep_runs", False), bool),
+            tables=given,
+        )
+
+    @staticmethod
+    def load(path: Path) -> "StudyConfig":
+        return StudyConfig.from_dict(settings.read_toml(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        values |= values.pop("tables")
+        return cast(dict[str, Any], _plain(values))
+
+    def to_toml(self) -> str:
+        return toml.dumps(self.to_dict())
+
+    def identity(self) -> dict[str, Any]:
+        """What makes it this study: all but budgets and places, which may change while it is stopped."""
+        values = self.to_dict()
+        for name in ("engine", "storage", "keep_runs"):
+            values.pop(name, None)
+        for name in ("trials", "tokens", "tolerance"):
+            values["search"].pop(name, None)
+        return values
+
+    def cells(self) -> list[Cell]:
+        """Every rule on every variant, in order."""
+        return [
+            Cell(_cell_name(rule, label, dimensions), rule, label, dimensions, tables)
+            for rule in self.rules
+            for label, tables in self._named_variants()
+            for dimensions in self._dimensions()
+        ]
+
+    def _named_variants(self) -> Iterator[tuple[str | None, dict[str, Any]]]:
+        for variant in self.variants or ({},):
+            changes = dict(variant)
+            label = changes.pop("name", None)
+            yield label, _merged(self.tables, changes)
+
+    def _dimensions(self) -> Iterator[dict[str, int]]:
+        for values in itertools.product(*self.vary.values()):
+            yield dict(zip(self.vary, values, strict=True))
+
+    def run_config(self, cell: Cell, params: Mapping[str, float], seed: int) -> RunConfig:
+        """The config of one trial of the reference model."""
+        config = self._shaped(cell)
+        optimizer = dataclasses.replace(config.optimizer, **{k: v for k, v in params.items() if k != "tau_epoch"})
+        config = dataclasses.replace(config, optimizer=optimizer, seed=seed, base=self._base(config))
+        if "tau_epoch" in params:
+            decay = 1 / (optimizer.lr * params["tau_epoch"] * lengths(config).steps)
+            config = dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, weight_decay=decay))
+        return config
+
+    def _shaped(self, cell: Cell) -> RunConfig:
+        config = RunConfig.from_dict({**cell.tables, "rule": cell.rule})
+        heads, r = config.model.n_heads, cell.dimensions.get("r", 1)
+        if heads % r:
+            divisors = ", ".join(str(k) for k in range(1, heads + 1) if heads % k == 0)
+            raise DimensionError(f"vary: r = {r} does not divide n_heads = {heads}. Choose among {divisors}.")
+        return dataclasses.replace(config, model=config.model.resized(**cell.dimensions))
+
+    def _base(self, config: RunConfig) -> dict[str, int]:
+        """What is varied was tuned at its least (sharing, width, depth), unless [base] says otherwise."""
+        base = dict(config.base)
+        if self.vary.keys() & {"r", "n_kv_heads"} and not base.keys() & {"r", "n_kv_heads"}:
+            sharing = self.vary.get("r") or [config.model.n_heads // k for k in self.vary["n_kv_heads"]]
+            base["r"] = min(sharing)
+        for name in ("width", "depth"):
+            if name in self.vary:
+                base.setdefault(name, min(self.vary[name]))
+        return base
+
+
+_MISSING = {
+    "name": 'Write name = "gqa-1" at the top.',
+    "space": 'Write [space] and below it lr = ["2^-10", "2^-4"].',
+}
+
+
+def _cell_name(rule: str | Mapping[str, Any], label: str | None, dimensions: Mapping[str, int]) -> str:
+    """A name that can be a folder's.
+
+    >>> _cell_name("gqa-mup", None, {"n_kv_heads": 3})
+    'gqa-mup.n_kv_heads-3'
+    """
+    head = rule if isinstance(rule, str) else str(rule.get("name", "own"))
+    parts = [head, *([label] if label else []), *(f"{name}-{value}" for name, value in dimensions.items())]
+    return plain("cell", ".".join(parts))
+
+
+def _listed(name: str, value: Any, kinds: tuple[type, ...]) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise OptionError(f"{name} = {value!r} is not a list. Write {name} = [...].")
+    items = list(cast(Sequence[Any], value))
+    for item in items:
+        if not isinstance(item, kinds) or isinstance(item, bool):
+            wanted = " or ".join("table" if kind is Mapping else kind.__name__ for kind in kinds)
+            raise OptionError(f"{name}: {item!r} is of type {type(item).__name__}; expected {wanted}.")
+    return items
+
+
+def _vary(value: Any) -> dict[str, tuple[int, ...]]:
+    given = settings.table("vary", value)
+    settings.known("dimension to vary", given, ("n_kv_heads", "r", "width", "depth", "d_ff", "head_dim"))
+    found = {name: tuple(_listed(f"vary.{name}", values, (int,))) for name, values in given.items()}
+    for name, values in found.items():
+        if not values or min(values) < 1 or len(set(values)) < len(values):
+            raise DimensionError(f"vary.{name} = {list(values)}: give different whole numbers, each at least 1.")
+    return found
+
+
+def _space(value: Any) -> dict[str, tuple[float, float]]:
+    given = settings.table("space", value)
+    settings.known("parameter to search", given, PARAMETERS)
+    found: dict[str, tuple[float, float]] = {}
+    for name, ends in given.items():
+        if not isinstance(ends, list | tuple) or len(cast(Sequence[Any], ends)) != 2:
+            raise OptionError(f'space.{name} = {ends!r} is not a range. Write {name} = ["2^-10", "2^-4"].')
+        low, high = (number(f"space.{name}", end) for end in cast(Sequence[Any], ends))
+        if not low < high:
+            raise OptionError(f"space.{name}: {low:g} is not below {high:g}. Write the smaller end first.")
+        found[name] = (low, high)
+    if "lr" not in found:
+        raise OptionError('space: lr is not searched. Write lr = ["2^-10", "2^-4"].')
+    if {"weight_decay", "tau_epoch"} <= found.keys():
+        raise OptionError("space: weight_decay and tau_epoch say the same at a given lr. Search one of them.")
+    return found
+
+
+def number(name: str, value: Any) -> float:
+    """A positive number, also written as a power of two.
+
+    >>> number("lr", "2^-7.5")
+    0.005524271728019903
+    """
+    power = re.fullmatch(r"\s*2\s*(?:\^|\*\*)\s*\(?\s*(-?[0-9.]+)\s*\)?\s*", value) if isinstance(value, str) else None
+    try:
+        found = 2.0 ** float(power[1]) if power else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise OptionError(f'{name}: {value!r} is not a number. Write 0.01, or a power of two: "2^-7".') from None
+    if isinstance(value, bool) or not math.isfinite(found) or found <= 0:
+        raise OptionError(f"{name}: {value!r} must be a finite number above 0: the scale is logarithmic.")
+    return found
+
+
+def _trainer(value: Any) -> Trainer | None:
+    if value is None:
+        return None
+    given = settings.table("trainer", value)
+    settings.known("setting in trainer", given, [f.name for f in dataclasses.fields(Trainer)])
+    command = given.pop("command", None)
+    if isinstance(command, str):
+        raise OptionError(
+            f"trainer.command = {command!r} is one string, which only a shell could split. Write the arguments as a "
+            'list: command = ["python", "train.py", "--lr", "{lr}"].'
+        )
+    environment = settings.table("trainer.environment", given.pop("environment", {}))
+    return Trainer(
+        command=None if command is None else tuple(_listed("trainer.command", command, (str,))),
+        environment={key: settings.typed(f"trainer.environment.{key}", v, str) for key, v in environment.items()},
+        **{key: settings.typed(f"trainer.{key}", item, str) for key, item in given.items()},
+    )
+
+
+def _check(config: StudyConfig) -> None:
+    """What the types cannot say, before anything is allocated."""
+    plain("study", config.name)
+    for name, values in (("rules", config.rules), ("seeds", config.seeds)):
+        if not values or len({repr(value) for value in values}) < len(values):
+            raise OptionError(f"{name} = {list(values)}: give at least one, and none twice.")
+    if min(config.seeds) < 0:
+        raise OptionError(f"seeds = {list(config.seeds)} must be at least 0.")
+    _check_search(config)
+    engine, trainer = config.engine, config.trainer
+    if engine.ranks < 1 or (engine.workers is not None and engine.workers < 0) or engine.retries < 0:
+        raise OptionError("engine: ranks must be at least 1, workers and retries at least 0.")
+    if trainer is not None and (trainer.command is None) == (trainer.function is None):
+        raise OptionError("trainer: give either command or function.")
+    if config.storage is not None and urlsplit(config.storage).password:
+        raise OptionError(
+            "storage: the URL holds a password, which would be written to study.toml. Leave it out, and set PGPASSWORD "
+            "or use ~/.pgpass."
+        )
+    if trainer is not None and engine.ranks > 1:
+        raise OptionError(f"engine.ranks = {engine.ranks} is for the reference model; put torchrun into the command.")
+    names = [cell.name for cell in config.cells()]
+    if len(set(names)) < len(names):
+        raise OptionError("two cells have the same name: give every rule and every variant a name of its own.")
+    if trainer is None:
+        middle = {name: math.sqrt(low * high) for name, (low, high) in config.space.items()}
+        for cell in config.cells():
+            config.run_config(cell, middle, config.seeds[0])
+
+
+def _check_search(config: StudyConfig) -> None:
+    search = config.search
+    for name, value in (("trials", search.trials), ("tokens", search.tokens), ("at_once", search.at_once),
+                        ("step", search.step), ("tolerance", search.tolerance)):  # fmt: skip
+        if value is not None and not 0 < value < math.inf:
+            raise OptionError(f"search.{name} = {value} must be a finite number above 0.")
+    if search.method in ("random", "tpe") and search.trials is None and search.tokens is None:
+        raise OptionError(f'search.method = "{search.method}" does not end by itself. Set search.trials, say 50.')
+    if search.method == "adaptive" and set(config.space) != {"lr"}:
+        raise OptionError(
+            f'search.method = "adaptive" searches lr alone, and space has {", ".join(config.space)}. Choose random, '
+            "tpe or grid."
+        )
+    if config.trainer is None:
+        settings.known("table of a run", config.tables, RUN_TABLES)
+    if search.seed < 0:
+        raise OptionError(f"search.seed = {search.seed} must be at least 0.")
+
+
+def _merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with some of their settings changed.
+
+    >>> _merged({"model": {"width": 64, "depth": 2}}, {"model": {"width": 96}})
+    {'model': {'width': 96, 'depth': 2}}
+    """
+    merged = dict(tables)
+    for name, change in changes.items():
+        settings.known("table of a run", {name: change}, RUN_TABLES)
+        table = merged.get(name, {})
+        table = {"name": table} if isinstance(table, str) else settings.table(name, table)
+        merged[name] = {**table, **settings.table(name, change)}
+    return merged
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in cast(Mapping[str, Any], value).items() if v is not None}
+    return [_plain(v) for v in cast(Sequence[Any], value)] if isinstance(value, tuple | list) else value

@@ -1,0 +1,202 @@
+"""How a command's losses are read: from its output or from a file that it writes, as JSON lines or by an expression."""
+
+import json
+import math
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any, cast
+
+from mupscale.errors import OptionError, UnknownNameError
+from mupscale.studies.curves import Curve
+from mupscale.studies.names import inside, plain
+
+LONGEST_LINE = 10_000
+"""Bytes of a line that is looked at: an expression may take very long on a longer one, and no report is that long."""
+
+GROUPS = ("loss", "validation_loss", "step", "steps", "tokens")
+_VALIDATION = ("validation_loss", "eval_loss")
+_CHUNK = 1 << 16
+
+
+class Lines:
+    """Bytes, as they come, into lines. Those that are too long are left out, and never held whole."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        r"""The lines that `chunk` completes; a carriage return ends one too, as progress bars have it.
+
+        >>> lines = Lines()
+        >>> lines.feed(b"step 1\nste"), lines.feed(b"p 2\rstep 3\n")
+        (['step 1'], ['step 2', 'step 3'])
+        """
+        *whole, rest = re.split(rb"[\r\n]+", self._rest + chunk)
+        self._rest = rest[: LONGEST_LINE + 1]
+        return [line.decode(errors="replace") for line in whole if 0 < len(line) <= LONGEST_LINE]
+
+    def end(self) -> list[str]:
+        """A last line that nothing ended."""
+        return self.feed(b"\n")
+
+
+class Metrics(ABC):
+    """Where losses are looked for: in lines that are printed, and from time to time elsewhere."""
+
+    def __init__(self, described: str) -> None:
+        self.described = described
+
+    @abstractmethod
+    def reports(self, line: str) -> Mapping[str, Any]:
+        """What a printed line reports; nothing if it is none."""
+
+    def look(self, curve: Curve, last: bool) -> None:
+        """Tell the curve of what was reported elsewhere; `last` when the command has ended."""
+        return
+
+
+class Printed(Metrics):
+    """JSON objects among the lines that the command prints."""
+
+    def reports(self, line: str) -> Mapping[str, Any]:
+        return _json_object(line)
+
+
+class Matched(Metrics):
+    """Whatever an expression finds in a line; all that it finds in one line is one report."""
+
+    def __init__(self, described: str, pattern: re.Pattern[str]) -> None:
+        super().__init__(described)
+        self._pattern = pattern
+
+    def reports(self, line: str) -> Mapping[str, Any]:
+        found: dict[str, str] = {}
+        for match in self._pattern.finditer(line):
+            found |= {name: text for name, text in match.groupdict().items() if text is not None}
+        return found
+
+
+class Written(Metrics):
+    """JSON lines that the command appends to a file, which may be replaced meanwhile."""
+
+    def __init__(self, described: str, path: Path) -> None:
+        super().__init__(described)
+        self._path, self._file, self._read, self._lines = path, 0, 0, Lines()
+
+    def reports(self, line: str) -> Mapping[str, Any]:
+        return {}
+
+    def look(self, curve: Curve, last: bool) -> None:
+        for line in self._new_lines(curve):
+            tell(_json_object(line), curve)
+        for line in self._lines.end() if last else ():
+            tell(_json_object(line), curve)
+
+    def _new_lines(self, curve: Curve) -> Iterator[str]:
+        try:
+            file = self._path.open("rb")
+        except OSError:  # not there yet
+            return
+        with file:
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._file or found.st_size < self._read:
+                curve.clear()
+                self._file, self._read, self._lines = found.st_ino, 0, Lines()
+            file.seek(self._read)
+            while chunk := file.read(_CHUNK):
+                self._read += len(chunk)
+                yield from self._lines.feed(chunk)
+
+
+def check_metrics(text: Any) -> None:
+    """Refuse what does not say where to look for losses."""
+    metrics_in(text, Path())
+
+
+def metrics_in(text: Any, folder: Path) -> Metrics:
+    """Of a trial: "json", "file:NAME" in its folder, or "regex:…" with a group named loss."""
+    kind, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if text == "json":
+        return Printed('lines of JSON with a "loss" in the output')
+    if kind == "file":
+        names = [plain("metrics file", name) for name in rest.split("/")]
+        return Written(f'lines of JSON with a "loss" in the file {rest}', inside(folder, *names))
+    if kind == "regex":
+        return Matched(f"lines of the output that match {rest!r}", _pattern(rest))
+    raise OptionError(
+        f'trainer.metrics = {text!r} does not say where the losses are. Write "json" (lines of JSON in the output), '
+        '"file:metrics.jsonl" (in the folder of the trial), or "regex:loss (?P<loss>[0-9.]+)".'
+    )
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise OptionError(f"trainer.metrics: {text!r} is not a regular expression: {error}.") from error
+    for name in pattern.groupindex:
+        if name not in GROUPS:
+            raise UnknownNameError("group in trainer.metrics", name, GROUPS)
+    if "loss" not in pattern.groupindex:
+        raise OptionError(f"trainer.metrics: {text!r} has no group for the loss. Write loss (?P<loss>[0-9.]+), say.")
+    return pattern
+
+
+def tell(report: Mapping[str, Any], curve: Curve) -> None:
+    """Add what one line reported; what is not a number is garbage and left out. Raises as the curve does.
+
+    >>> curve = Curve()
+    >>> tell({"loss": "2.5", "step": 10, "steps": 40}, curve)
+    >>> curve.loss, curve.step, curve.steps
+    (2.5, 10, 40)
+    """
+    step = count(report.get("step"))
+    curve.steps = count(report.get("steps")) or curve.steps
+    curve.tokens = count(report.get("tokens")) or curve.tokens
+    loss = number(report["loss"]) if "loss" in report else None
+    if report.get("diverged") is True:
+        loss = math.nan
+    if loss is not None:
+        curve.add(loss, step)
+    for name in _VALIDATION:
+        value = number(report[name]) if name in report else None
+        if value is not None:
+            curve.add(value, step, validation=True)
+
+
+def _json_object(line: str) -> Mapping[str, Any]:
+    if not line.lstrip().startswith("{"):
+        return {}
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return cast(Mapping[str, Any], found) if isinstance(found, Mapping) else {}
+
+
+def number(value: Any) -> float | None:
+    """NaN for null, which stands for it in strict JSON; None for what is no number."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, Real | str):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+    except ValueError:
+        return None
+
+
+def count(value: Any) -> int | None:
+    """A whole number, at least 0; None for anything else.
+
+    >>> count("12"), count(-1), count("many")
+    (12, None, None)
+    """
+    found = number(value)
+    return int(found) if found is not None and 0 <= found < math.inf else None

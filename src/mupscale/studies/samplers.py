@@ -1,0 +1,146 @@
+"""The searches as Optuna's samplers and pruners, and Optuna's as searches. The one file that knows its samplers."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mupscale.errors import MissingExtraError, OptionError
+from mupscale.studies.adaptive import TOLERANCE, Observation, next_points
+from mupscale.studies.stopping import FAR, hopeless, reference
+from mupscale.studies.trials import Point, Trial
+
+try:
+    import optuna
+    from optuna.distributions import BaseDistribution, FloatDistribution
+    from optuna.pruners import BasePruner
+    from optuna.samplers import BaseSampler, RandomSampler
+    from optuna.trial import FrozenTrial, TrialState
+except ImportError as error:
+    raise MissingExtraError("optuna", "study") from error
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+
+Space = Mapping[str, tuple[float, float]]
+
+
+def tpe_round(space: Space, seeds: Sequence[int], seed: int, trials: Sequence[Trial], count: int) -> list[Point]:
+    """Optuna's TPE, given the trials so far. Trials of a round know of each other (constant liar)."""
+    sampler = optuna.samplers.TPESampler(
+        seed=_mixed(seed, len(trials)), constant_liar=True, multivariate=len(space) > 1
+    )
+    study = _in_memory(sampler)
+    distributions: dict[str, BaseDistribution] = {
+        name: FloatDistribution(low, high, log=True) for name, (low, high) in space.items()
+    }
+    for trial in trials:
+        study.add_trial(_frozen(trial, distributions))
+    points: list[Point] = []
+    for k in range(count):
+        params = study.ask(fixed_distributions=distributions).params
+        points.append(Point(params, seeds[(len(trials) + k) % len(seeds)]))
+    return points
+
+
+def _mixed(seed: int, number: int) -> int:
+    return int(np.random.default_rng([seed, number]).integers(2**31))
+
+
+def _in_memory(sampler: BaseSampler) -> "Study":
+    storage = optuna.storages.InMemoryStorage()
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study(storage=storage, sampler=sampler)
+    finally:
+        optuna.logging.set_verbosity(level)
+
+
+def _frozen(trial: Trial, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+    """A diverged or hopeless trial is a pruned one: worse than all that finished, and by its last loss."""
+    curve = {int(step): loss for step, loss in trial.curve}
+    return optuna.trial.create_trial(
+        state=TrialState.COMPLETE if trial.loss is not None else TrialState.PRUNED,
+        value=trial.loss,
+        params=dict(trial.params),
+        distributions=distributions,
+        intermediate_values=curve,
+    )
+
+
+class AdaptiveSampler(BaseSampler):
+    """Our adaptive search of one parameter for `optuna.create_study(sampler=…)`: brackets, then narrows the optimum.
+
+    The parameter must be a float on a logarithmic scale. The study is stopped when its optimum is known to ±
+    `tolerance` powers of two. Other parameters are sampled at random.
+    """
+
+    def __init__(self, parameter: str = "lr", *, tolerance: float = TOLERANCE, seed: int | None = None) -> None:
+        self.parameter, self.tolerance = parameter, tolerance
+        self._random = RandomSampler(seed=seed)
+
+    def infer_relative_search_space(self, study: "Study", trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return {}
+
+    def sample_relative(
+        self, study: "Study", trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(
+        self, study: "Study", trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        if param_name != self.parameter:
+            return self._random.sample_independent(study, trial, param_name, param_distribution)
+        if not isinstance(param_distribution, FloatDistribution) or not param_distribution.log:
+            raise OptionError(f"{param_name}: the adaptive search needs suggest_float({param_name!r}, …, log=True).")
+        low, high = math.log2(param_distribution.low), math.log2(param_distribution.high)
+        found = next_points(self._observations(study), (low, high), [0], 1, 0.0)
+        # All is known, and the study goes on nevertheless: around the optimum.
+        x = found[0][0] if found else (low + high) / 2
+        return float(np.clip(2.0**x, param_distribution.low, param_distribution.high))
+
+    def _observations(self, study: "Study") -> list[Observation]:
+        trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
+        return [
+            Observation(
+                math.log2(one.params[self.parameter]), one.value if one.state == TrialState.COMPLETE else None, 0
+            )
+            for one in trials
+            if self.parameter in one.params
+        ]
+
+    def after_trial(
+        self, study: "Study", trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        observations = self._observations(study)
+        if values is not None and self.parameter in trial.params:
+            observations.append(Observation(math.log2(trial.params[self.parameter]), values[0], 0))
+        distribution = trial.distributions.get(self.parameter)
+        if isinstance(distribution, FloatDistribution):
+            span = (math.log2(distribution.low), math.log2(distribution.high))
+            if not next_points(observations, span, [0], 1, self.tolerance):
+                study.stop()
+
+
+class HopelessPruner(BasePruner):
+    """Our early stopping for `optuna.create_study(pruner=…)`: trials that lie far behind the best one.
+
+    `steps` is the number that the last `trial.report(loss, step)` of a full trial has. All trials must see the same
+    batches in the same order, and report the mean training loss since their last report.
+    """
+
+    def __init__(self, steps: int, *, far: float = FAR) -> None:
+        self.steps, self.far = steps, far
+
+    def prune(self, study: "Study", trial: FrozenTrial) -> bool:
+        complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        best = min((one for one in complete if one.intermediate_values), key=lambda one: one.value or 0.0, default=None)
+        step = trial.last_step
+        if best is None or step is None:
+            return False
+        curve = sorted(best.intermediate_values.items())
+        stop = reference(curve, self.steps, self.far).to_dict()
+        return hopeless(stop, step / self.steps, trial.intermediate_values[step])

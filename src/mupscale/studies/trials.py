@@ -1,0 +1,99 @@
+"""Trials: what is to be run, and what came of it. Both are plain JSON on their way."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from mupscale.analysis.optima import Optimum, fit_optimum
+from mupscale.errors import StorageError
+
+Status = Literal["finished", "diverged", "stopped", "failed", "oom", "timeout"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a search proposes: values of the searched parameters, and the seed of the run."""
+
+    params: Mapping[str, float]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A trial that has ended. `loss` is None unless it finished; `curve` holds (step, training loss)."""
+
+    cell: str
+    rule: str
+    variant: Mapping[str, Any]
+    number: int
+    round: int
+    seed: int
+    params: Mapping[str, float]
+    status: Status
+    loss: float | None
+    step: int = 0
+    steps: int | None = None
+    tokens: int | None = None
+    train_loss: float | None = None
+    curve: Sequence[Sequence[float]] = ()
+    attempts: int = 1
+    began: float | None = None
+    seconds: float | None = None
+    error: str | None = None
+    same: str = ""
+    "A fingerprint of all that decides the result: trials that share it have the same."
+
+    @property
+    def key(self) -> str:
+        return trial_key(self.cell, self.number)
+
+    @property
+    def log2_lr(self) -> float:
+        return math.log2(self.params["lr"])
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the training itself came to an end, good or bad."""
+        return self.status in ("finished", "diverged", "stopped")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    @staticmethod
+    def from_dict(key: str, values: Mapping[str, Any]) -> "Trial":
+        try:
+            trial = Trial(**values)
+        except TypeError as error:
+            raise StorageError(f"the record of {key} is not a trial's: {error}. Restore it from a copy.") from error
+        if trial.status not in STATUSES or trial.key != key:
+            raise StorageError(f"the record of {key} says {trial.key!r}, {trial.status!r}. Restore it from a copy.")
+        return trial
+
+
+def trial_key(cell: str, number: int) -> str:
+    """The name of a trial in its study.
+
+    >>> trial_key("gqa-mup.r-4", 7)
+    'gqa-mup.r-4/0007'
+    """
+    return f"{cell}/{number:04d}"
+
+
+def optimum(trials: Sequence[Trial], confidence: float = 0.95) -> Optimum | None:
+    """Of the rate, in log2. Stopped trials say only that they were worse, and are left out."""
+    ended = [trial for trial in trials if trial.status in ("finished", "diverged")]
+    return fit_optimum(
+        [trial.log2_lr for trial in ended],
+        [trial.loss for trial in ended],
+        [trial.seed for trial in ended],
+        confidence=confidence,
+    )
+
+
+def best(trials: Sequence[Trial]) -> Trial | None:
+    """The finished trial with the lowest loss."""
+    finished = [trial for trial in trials if trial.loss is not None]
+    return min(finished, key=lambda trial: trial.loss or 0.0, default=None)

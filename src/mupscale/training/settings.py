@@ -1,0 +1,59 @@
+"""Settings from TOML into frozen values: unknown keys and wrong types are errors that name the key."""
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+
+from mupscale.errors import OptionError, UnknownNameError
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(f"{path}: {error.strerror or error}. Name a TOML file that holds the config.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path} is not TOML: {error}.") from error
+
+
+def section(name: str, kind: type[Any], value: Any) -> Any:
+    """A table of settings as the frozen value that holds them."""
+    given = table(name, value)
+    known(f"setting in {name}", given, [f.name for f in dataclasses.fields(kind)])
+    hints = get_type_hints(kind)
+    return kind(**{key: typed(f"{name}.{key}", item, hints[key]) for key, item in given.items()})
+
+
+def table(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} = {value!r} is not a table. Write [{name}] and its settings below.")
+    return dict(cast(Mapping[str, Any], value))
+
+
+def known(kind: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse a key that is none of these."""
+    for key in given:
+        if key not in names:
+            raise UnknownNameError(kind, key, names)
+
+
+def typed(name: str, value: Any, hint: Any) -> Any:
+    """The value as its type has it: whole numbers also serve as numbers, lists as pairs."""
+    kinds = get_args(hint) if get_origin(hint) is not None and type(None) in get_args(hint) else (hint,)
+    for kind in kinds:
+        if kind is type(None) and value is None:
+            return None
+        if get_origin(kind) is Literal:
+            if value not in get_args(kind):
+                raise UnknownNameError(name, value, [str(choice) for choice in get_args(kind)])
+            return value
+        if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if get_origin(kind) is tuple and isinstance(value, list | tuple):
+            return tuple(float(item) for item in cast(list[float], value))
+        if isinstance(kind, type) and type(value) is kind:
+            return value
+    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
+    raise OptionError(f"{name} = {value!r} is of type {type(value).__name__}; expected {wanted}.")
