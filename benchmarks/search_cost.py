@@ -259,9 +259,10 @@ def own_stopping(tables: dict[str, Table], replays: int) -> None:
             covered += found.low <= table.answer.value <= found.high
         mean, right = np.mean(costs), np.mean(np.abs(errors) <= WITHIN)
         print(
-            f"  {at_once} at once: {mean:.1f} full runs (median {np.median(costs):.1f}), {RUNS / mean:.1f} times fewer than "
-            f"the grid; error {np.mean(errors):+.2f} ± {np.std(errors):.2f},\n    within ±{WITHIN} in {right:.0%}; its "
-            f"interval holds the dense answer in {covered / replays:.0%}"
+            f"  {at_once} at once: {mean:.1f} full runs (median {np.median(costs):.1f}), {RUNS / mean:.1f} times fewer "
+            f"than the grid; error {np.mean(errors):+.2f} ± {np.std(errors):.2f},\n"
+            f"    within ±{WITHIN} in {right:.0%}; "
+            f"its interval holds the dense answer in {covered / replays:.0%}"
         )
 
 

@@ -15,7 +15,17 @@ from mupscale.planning import Plan
 from mupscale.theory import FIELDS, RULES, derive
 from mupscale.theory.units import NAMED
 
-COMMANDS = [["derive"], ["table"], ["plan"], ["train"], ["models"], ["paper"], ["paper", "expected-norms"], ["demo"]]
+COMMANDS = [
+    ["derive"],
+    ["table"],
+    ["plan"],
+    ["train"],
+    ["sweep"],
+    ["models"],
+    ["paper"],
+    ["paper", "expected-norms"],
+    ["demo"],
+]
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -216,6 +226,24 @@ class TestCheck:
 
 
 MISTAKES = {
+    "sweep --rule gqa": "Did you mean 'gqa-mup'",
+    "sweep --vary n_kv_heads=5": "n_kv_heads=5",
+    "sweep --vary heads=1": "n_kv_heads",
+    "sweep --vary n_kv_heads": "Write it like n_kv_heads=4,2,1",
+    "sweep --lr 2^-4,2^-8": "smaller end first",
+    "sweep --lr 0.1": "is not a range",
+    "sweep --lr a,b": "'a' is not a number",
+    "sweep --seeds 1;2": "Write it like 42,43,44",
+    "sweep --weight-decay 0.1,1": "searches lr alone",
+    "sweep --method hyperband": "hyperband",
+    "sweep --method random": "Set search.trials",
+    "sweep --tau-epoch 0.1,1 --weight-decay 0.1,1 --method grid": "say the same",
+    "sweep --optimizer.lrr 1": "Did you mean 'lr'",
+    "sweep nowhere.toml": "nowhere.toml",
+    "sweep --status --output nowhere": "holds no study",
+    "sweep tests --status": "study.toml",
+    "sweep --workers -1": "workers",
+    "sweep --storage postgresql://me:secret@host/db": "PGPASSWORD",
     "derive kvv": "Did you mean 'kv'",
     "derive kv --optimizer adamm": "Did you mean 'adam",
     "derive kv --rule gqa": "Did you mean 'gqa-mup'",

@@ -18,7 +18,7 @@ import pytest
 
 from mupscale.engines import Engine, Local, Outcome, Session
 from mupscale.engines.ledger import Ledger
-from mupscale.errors import InterruptedJobsError, OptionError, StorageError, StudyFailedError
+from mupscale.errors import InterruptedJobsError, MissingExtraError, OptionError, StorageError, StudyFailedError
 from mupscale.studies import Snapshot, Study, StudyConfig, Trial, retry_failed
 from mupscale.training import run
 
@@ -104,7 +104,7 @@ class TestRun:
         heard: list[int] = []
         end = study.run(engine=HERE, report=lambda snapshot: heard.append(len(snapshot.trials)))
         keys = [trial.key for trial in study.trials]
-        assert heard == list(range(len(keys) + 1))
+        assert list(dict.fromkeys(heard)) == list(range(len(keys) + 1))
         assert len(set(keys)) == len(keys)
         assert end.done == {"sp"}
         assert in_database(tmp_path / "s/study.db") == keys
@@ -149,6 +149,17 @@ class TestRun:
             expected = run(study.config.run_config(study.config.cells()[0], trial.params, 5), tmp_path / trial.key)
             assert (trial.loss, trial.tokens) == (expected.validation_loss, expected.tokens)
         assert low.loss != high.loss
+
+    def test_without_optuna_the_records_must_do(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "optuna", None)
+        remarks: list[str] = []
+        trials = Study.create(config(), tmp_path / "s").run(engine=HERE, remark=remarks.append).trials
+        assert trials
+        assert not (tmp_path / "s/study.db").exists()
+        assert any("mupscale[study]" in remark for remark in remarks)
+        elsewhere = config(name="other", storage="postgresql://me@host/studies")
+        with pytest.raises(MissingExtraError):
+            Study.create(elsewhere, tmp_path / "t").run(engine=HERE)
 
 
 class _Refusing:

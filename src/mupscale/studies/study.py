@@ -1,5 +1,6 @@
 """`Study`: a folder that holds what is run and what came of it. Kill it at any time and run it again."""
 
+import itertools
 import json
 import os
 import shutil
@@ -15,7 +16,7 @@ from typing import Any
 from mupscale.engines import Engine, Outcome, Session, engine_named
 from mupscale.engines.carrying import TerminatedError, terminable
 from mupscale.engines.ledger import Ledger
-from mupscale.errors import InterruptedJobsError, OptionError, StudyFailedError
+from mupscale.errors import InterruptedJobsError, MissingExtraError, OptionError, StudyFailedError
 from mupscale.records import write_whole
 from mupscale.studies.cell_run import CellRun, Proposed, assignment, fingerprint, trainer_of
 from mupscale.studies.config import StudyConfig
@@ -113,7 +114,7 @@ class Study:
         remark: Remark | None = None,
         reuse: "Study | None" = None,
     ) -> Snapshot:
-        """Run what is missing. `report` hears after each trial, `remark` what a reader should know.
+        """Run what is missing. `report` hears after each trial and each second, `remark` what a reader should know.
 
         Results of `reuse` are taken over where a trial there is the same as one here.
         """
@@ -177,11 +178,22 @@ class _Driver:
         self._submitted: dict[str, tuple[Proposed, str, float]] = {}
         self._ran = any(trial.has_run for trials in ended.values() for trial in trials)
         self._failures: list[Trial] = []
+        self._places = 1
         self._status_due = 0.0
-        self.mirror = Mirror(
-            self.config.storage, study.folder, self.config.name, _owner(study.folder), remark, self.config.space
-        )
-        self.mirror.sync(book.results)
+        self.mirror = self._mirrored()
+
+    def _mirrored(self) -> Mirror | None:
+        """The database, with what it lacked; without Optuna the records must do, unless a database was asked for."""
+        config, folder = self.config, self.study.folder
+        mirror = Mirror(config.storage, folder, config.name, _owner(folder), self.remark, config.space)
+        try:
+            mirror.sync(self.book.results)
+        except MissingExtraError as error:
+            if config.storage is not None:
+                raise
+            self.remark(f"no study.db: {error}")
+            return None
+        return mirror
 
     @property
     def expected(self) -> int:
@@ -198,13 +210,15 @@ class _Driver:
                     self._take(outcome)
 
     def close(self) -> None:
-        self.mirror.close()
+        if self.mirror is not None:
+            self.mirror.close()
         (self.study.folder / STATUS).unlink(missing_ok=True)
 
     def _fill(self, session: Session) -> bool:
         """Submit what can start: one trial for each place, and one more that waits beside it."""
         filled = False
-        while len(self._submitted) < 2 * max(1, session.capacity):
+        self._places = max(1, session.capacity)
+        while len(self._submitted) < 2 * self._places:
             proposed = self._next()
             if proposed is None:
                 return filled
@@ -270,7 +284,8 @@ class _Driver:
         )
         record = trial.to_dict()
         self.book.append(trial.key, record)
-        self.mirror.add(trial.key, record)
+        if self.mirror is not None:
+            self.mirror.add(trial.key, record)
         next(one for one in self.cells if one.cell is cell).add(trial)
         self.report(self.snapshot())
         return trial
@@ -296,9 +311,12 @@ class _Driver:
         self._status_due = now + _STATUS_SECONDS
         content = {"pid": os.getpid(), "running": self._running()}
         write_whole(self.study.folder / STATUS, json.dumps(content).encode())
+        self.report(self.snapshot())
 
     def _running(self) -> dict[str, float]:
-        return {key: began for key, (_, _, began) in self._submitted.items()}
+        """Those that were submitted first; the others wait beside them."""
+        first = itertools.islice(self._submitted.items(), self._places)
+        return {key: began for key, (_, _, began) in first}
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
