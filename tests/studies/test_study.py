@@ -8,12 +8,14 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mupscale.engines import Engine, Local, Outcome, Session
@@ -55,6 +57,9 @@ def dying(trial):
     if trial.seed == 2:
         os.kill(os.getpid(), 9)
     return train(trial)
+
+def full(trial):
+    raise OSError(28, "No space left on device")
 
 def hanging(trial):
     if trial.seed == 2:
@@ -335,6 +340,33 @@ class TestFaults:
         assert bad.error
         assert bad.attempts == (2 if function == "dying" else 1)
 
+    def test_a_full_disk_in_a_trial_ends_the_study_and_not_the_trial(self, tmp_path: Path) -> None:
+        study = Study.create(config("full", method="grid"), tmp_path / "s")
+        with pytest.raises(StorageError, match="No space left"):
+            study.run(engine=HERE)
+        assert study.trials == []
+
+    def test_a_trial_that_was_asked_to_stop_goes_on(self, tmp_path: Path) -> None:
+        """As by a machine that is taken away in good order: SIGTERM to the worker, in the middle of real training."""
+        values = config().to_dict() | {
+            "rules": ["gqa-mup"],
+            "seeds": [5],
+            "search": {"method": "grid", "step": 8.0},
+            "model": {"width": 16, "depth": 1, "n_heads": 2, "vocabulary": 256, "context": 16},
+            "data": {"sequence": 16},
+            "length": {"steps": 3000, "batch": 2},
+            "record": {"eval_batches": 1},
+        }
+        values.pop("trainer")
+        study = Study.create(StudyConfig.from_dict(values), tmp_path / "s")
+        thread = threading.Thread(target=_ask_to_stop, args=(tmp_path / "s/trials",))
+        thread.start()
+        (trial,) = study.run(engine=Local(workers=1)).trials
+        thread.join()
+        assert (trial.status, trial.attempts) == ("finished", 2)
+        whole = run(study.config.run_config(study.config.cells()[0], trial.params, 5), tmp_path / "whole")
+        assert trial.loss == whole.validation_loss
+
     def test_a_link_out_of_the_study_is_refused(self, tmp_path: Path) -> None:
         study = Study.create(config(), tmp_path / "s")
         (tmp_path / "elsewhere").mkdir()
@@ -350,6 +382,19 @@ class TestFaults:
     def test_a_rule_without_a_plan_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(OptionError, match="every rule would"):
             Study.create(config(rules=["mup"]), tmp_path / "s")
+
+
+def _ask_to_stop(trials: Path) -> None:
+    """SIGTERM to the one worker, once its run has taken some steps."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for metrics in trials.rglob("metrics.jsonl"):
+            if metrics.stat().st_size > 1000:
+                for process in psutil.Process().children(recursive=True):
+                    if not process.children() and "mupscale.engines.worker" in " ".join(process.cmdline()):
+                        process.terminate()
+                return
+        time.sleep(0.02)
 
 
 DRIVER = """

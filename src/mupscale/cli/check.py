@@ -114,7 +114,7 @@ def check(
     name, values = varied(vary)
     rule, setup = choices.build(depth), with_steps.setup()
     settings = [target, name, rule, steps, data, setup, base or (min(values), max(values))]
-    folder = output or Path("runs/check") / _folder_name(rule.name, name, settings)
+    folder = output or Path("runs/check") / folder_name(rule.name, name, settings)
     with bar("checking", total=len(values) * max(seeds, 1)) as report:
         result = coordinate_check(
             Family(target),
@@ -156,7 +156,7 @@ def varied(text: str) -> tuple[str, list[int]]:
     return name, values
 
 
-def _folder_name(rule: str, name: str, settings: list[Any]) -> str:
+def folder_name(rule: str, name: str, settings: list[Any]) -> str:
     """A folder for each set of settings, so that a check meets its own runs and no others; seeds may be added."""
     plain = re.sub(r"[^A-Za-z0-9]+", "-", f"{rule}-{name}").strip("-")
     return f"{plain[:48]}-{hashlib.sha256(repr(settings).encode()).hexdigest()[:8]}"

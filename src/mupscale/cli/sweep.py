@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class What:
     """What is searched, where no file says it or another value is wanted."""
 
-    rule: tuple[str, ...] = ()
+    rule: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     "sp, mup, complete-p or gqa-mup. May be repeated."
-    vary: tuple[str, ...] = ()
+    vary: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     "Model variants: n_kv_heads=12,3,1, or r, width, depth. May be repeated."
     seeds: str | None = None
     "Of weights and batches, 42,43,44; every optimum is that of their mean."
@@ -93,7 +93,8 @@ def sweep(
     settings
         Any setting of a run over the file, dotted: --length.steps 300 is short for --set length.steps=300.
     output
-        Folder of the study: study.toml, records.jsonl, study.db (for optuna-dashboard). runs/NAME unless given.
+        Folder of the study: study.toml, records.jsonl, study.db (for optuna-dashboard). runs/NAME unless given;
+        without a file, below runs/sweep.
     fork
         A study whose results are taken over where a trial is the same, for one whose settings were changed.
     retry_failed
@@ -110,7 +111,7 @@ def sweep(
     if begun and output is not None:
         raise OptionError(f"{study} is the folder of a study: it is its own --output. Leave one of the two out.")
     config = StudyConfig.from_dict(_settings(study, begun, what, where, settings))
-    folder = study if study is not None and begun else output or Path("runs") / config.name
+    folder = study if study is not None and begun else output or _usual_folder(study, config)
     if show_config:
         print(config.to_toml(), end="")
         return 0

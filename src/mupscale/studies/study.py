@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,14 @@ from typing import Any
 from mupscale.engines import Engine, Outcome, Session, engine_named
 from mupscale.engines.carrying import TerminatedError, terminable
 from mupscale.engines.ledger import Ledger
-from mupscale.errors import InterruptedJobsError, MissingExtraError, OptionError, StudyFailedError
+from mupscale.errors import (
+    InterruptedJobsError,
+    InterruptedRunError,
+    MissingExtraError,
+    OptionError,
+    StorageError,
+    StudyFailedError,
+)
 from mupscale.records import write_whole
 from mupscale.studies.cell_run import CellRun, Proposed, assignment, fingerprint, trainer_of
 from mupscale.studies.config import StudyConfig
@@ -179,6 +186,7 @@ class _Driver:
         self._ran = any(trial.has_run for trials in ended.values() for trial in trials)
         self._failures: list[Trial] = []
         self._places = 1
+        self._stops: Counter[str] = Counter()
         self._status_due = 0.0
         self.mirror = self._mirrored()
 
@@ -207,7 +215,8 @@ class _Driver:
             while self._fill(session) or self._submitted:
                 self._tell_status()
                 for outcome in session.finished(timeout=_STATUS_SECONDS):
-                    self._take(outcome)
+                    if not self._tried_again(outcome, session):
+                        self._take(outcome)
 
     def close(self) -> None:
         if self.mirror is not None:
@@ -252,6 +261,17 @@ class _Driver:
         if found is not None:
             self._keep(proposed, same, {name: getattr(found, name) for name in _RESULT}, attempts=found.attempts)
         return found is not None
+
+    def _tried_again(self, outcome: Outcome, session: Session) -> bool:
+        """A trial whose machine asked it to stop has saved its state, and goes on. A full disk is not its fault."""
+        error = outcome.failure.error if outcome.failure else None
+        if isinstance(error, StorageError):
+            raise error
+        again = isinstance(error, InterruptedRunError) and self._stops[outcome.job] < self.config.engine.retries
+        if again:
+            self._stops[outcome.job] += 1
+            session.submit(outcome.job, self._work(self._submitted[outcome.job][0])[0])
+        return again
 
     def _take(self, outcome: Outcome) -> None:
         proposed, same, began = self._submitted.pop(outcome.job)
