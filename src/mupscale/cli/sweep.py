@@ -15,7 +15,7 @@ from mupscale.cli.training import overrides
 from mupscale.errors import OptionError
 
 if TYPE_CHECKING:
-    from mupscale.studies import Snapshot
+    from mupscale.studies import Snapshot, StudyConfig
 
 
 @Parameter(name="*")
@@ -123,6 +123,14 @@ def sweep(
     with live(made) as show:
         snapshot = made.run(report=show.report, remark=show.remark, reuse=Study.open(fork) if fork else None)
     return _shown(snapshot, folder, as_json)
+
+
+def _usual_folder(file: Path | None, config: "StudyConfig") -> Path:
+    """Of a file, by its name; without one, a folder for each set of settings, so that a study meets its own records."""
+    if file is not None:
+        return Path("runs") / config.name
+    rules = "-".join(rule if isinstance(rule, str) else "own" for rule in config.rules)
+    return Path("runs/sweep") / folder_name(rules, "-".join(config.vary), [config.identity()])
 
 
 def _settings(study: Path | None, begun: bool, what: What, where: Where, settings: tuple[str, ...]) -> dict[str, Any]:
