@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from mupscale.cli.check import varied
+from mupscale.cli.check import folder_name, varied
 from mupscale.cli.study_progress import live
 from mupscale.cli.theory import Json
 from mupscale.cli.training import overrides
