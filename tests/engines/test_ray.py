@@ -16,6 +16,7 @@ import pytest
 
 from mupscale.engines import Local, Outcome, Ray, carry_out, cluster
 from mupscale.errors import InterruptedJobsError, JobError, MissingExtraError, OptionError, UnknownNameError
+from tests.simulated_ray import NODE, two_nodes
 
 ray = pytest.importorskip("ray")
 pytestmark = [
@@ -23,22 +24,11 @@ pytestmark = [
     # Ray leaves a few files and processes for the collector when it shuts down.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-NODE = {"object_store_memory": 80 << 20}
-
-
-# A node that is lost is noticed in seconds, not in a quarter of a minute.
-QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 2}
 
 
 @pytest.fixture(scope="module")
 def nodes():
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK, **NODE}
-        simulated = Cluster(initialize_head=True, head_node_args=head)
-        simulated.add_node(num_cpus=2, **NODE)
+    simulated = two_nodes(cpus=2)
     began = [process.process.pid for node in simulated.list_all_nodes() for process in processes_of(node)]
     yield simulated
     ray.shutdown()

@@ -1,6 +1,5 @@
 """A study on Ray, on simulated nodes: the same numbers as on local workers, also when a node is lost."""
 
-import signal
 import threading
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 from mupscale.engines import Local, Ray
 from mupscale.studies import Snapshot, Study, StudyConfig
+from tests.simulated_ray import NODE, two_nodes
 
 ray = pytest.importorskip("ray")
 pytestmark = [
@@ -17,20 +17,11 @@ pytestmark = [
     # Ray leaves a few files and processes for the collector when it shuts down.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-NODE = {"object_store_memory": 80 << 20}
-QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 2}
 
 
 @pytest.fixture(scope="module")
 def nodes():
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK, **NODE}
-        simulated = Cluster(initialize_head=True, head_node_args=head)
-        simulated.add_node(num_cpus=1, **NODE)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # starting a node replaces a handler
+    simulated = two_nodes(cpus=1)
     yield simulated
     ray.shutdown()
     simulated.shutdown()
