@@ -270,6 +270,13 @@ class TestNothingIsLost:
         assert {trial.seed for trial in end.trials if trial.key in ran} == {4}
         assert len(end.trials) == 20
 
+    def test_a_file_that_says_the_same_keeps_its_comments(self, tmp_path: Path) -> None:
+        study = Study.create(config(), tmp_path / "s")
+        path = tmp_path / "s/study.toml"
+        path.write_text("# why\n" + path.read_text(), encoding="utf-8")
+        Study.create(study.config, tmp_path / "s")
+        assert path.read_text().startswith("# why")
+
     def test_a_changed_budget_goes_on(self, tmp_path: Path) -> None:
         few = config(search={"method": "random", "trials": 4})
         more = config(search={"method": "random", "trials": 6})

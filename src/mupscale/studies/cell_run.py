@@ -35,12 +35,18 @@ class CellRun:
         self.config, self.cell = config, cell
         self.trials: dict[int, Trial] = {trial.number: trial for trial in ended}
         self.done = False
-        self._round = 0
-        self._first = 0
-        "Number of the round's first trial."
+        self._round, self._first = self._begun()
+        "The round under way, and the number of its first trial."
         self._awaited: set[int] = set()
         self._waiting: deque[Proposed] = deque()
         self._propose()
+
+    def _begun(self) -> tuple[int, int]:
+        """Where to go on: a round is begun when all before it have ended, so these need not be proposed again."""
+        last = max((trial.round for trial in self.trials.values()), default=0)
+        before = sum(trial.round < last for trial in self.trials.values())
+        whole = all(number in self.trials for number in range(before))
+        return (last, before) if whole else (0, 0)
 
     def next(self) -> Proposed | None:
         """A trial that can start now; None while the round has to end first, or when all is done."""

@@ -68,9 +68,11 @@ class Study:
         study = Study(Path(folder), config)
         study._check()
         known = study.folder / CONFIG
-        if known.exists():
-            _refuse_another(study.folder, StudyConfig.load(known), config)
-        write_whole(known, config.to_toml().encode())
+        old = StudyConfig.load(known) if known.exists() else None
+        if old is not None:
+            _refuse_another(study.folder, old, config)
+        if old != config:  # else the file stays as it was written, with its comments
+            write_whole(known, config.to_toml().encode())
         return study
 
     @staticmethod
@@ -91,11 +93,8 @@ class Study:
     def snapshot(self) -> Snapshot:
         """As the files tell it, also while another process runs it."""
         cells: dict[str, dict[int, Trial]] = {cell.name: {} for cell in self.config.cells()}
-        records = self.folder / RECORDS
-        if records.exists():
-            _, rows = Ledger.read(records)
-            for trial in _trials(rows):
-                cells.setdefault(trial.cell, {})[trial.number] = trial
+        for trial in self._recorded():
+            cells.setdefault(trial.cell, {})[trial.number] = trial
         runs = [CellRun(self.config, cell, cells[cell.name].values()) for cell in self.config.cells()]
         done = frozenset(run.cell.name for run in runs if run.done)
         return Snapshot(self.config, cells, {run.cell.name: run.expected for run in runs}, done, self._running())
@@ -111,7 +110,12 @@ class Study:
     @property
     def trials(self) -> list[Trial]:
         """All that have ended, by cell and number."""
-        return self.snapshot().trials
+        order = {cell.name: place for place, cell in enumerate(self.config.cells())}
+        return sorted(self._recorded(), key=lambda trial: (order.get(trial.cell, len(order)), trial.number))
+
+    def _recorded(self) -> Iterator[Trial]:
+        records = self.folder / RECORDS
+        return _trials(Ledger.read(records)[1]) if records.exists() else iter(())
 
     def run(
         self,
