@@ -17,7 +17,7 @@ optima.
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +64,12 @@ class Table:
     def run(self, x: float, seed: int) -> Trial:
         low, high = (round(4 * end) for end in self.span)
         return self.runs[(min(max(round(4 * x), low), high), seed)]
+
+    def untried(self, x: float, seed: int, seen: Sequence[Seen | Observation]) -> float | None:
+        """The nearest rate that was not tried with this seed: to try one again would tell nothing new."""
+        tried = {round(4 * one.x) for one in seen if one.seed == seed}
+        rates = [rate / 4 for rate, of in self.runs if of == seed and rate not in tried]
+        return min(rates, key=lambda rate: abs(rate - x), default=None)
 
     def full(self, x: float, seed: int) -> Seen:
         trial = self.run(x, seed)
@@ -116,7 +122,10 @@ def adaptive(at_once: int, tolerance: float = 0.0) -> Callable[..., Ask]:
             if not points:
                 return
             rounds = []
-            for x, seed in points:
+            for wanted, seed in points:
+                x = table.untried(wanted, seed, [*seen, *(one for _, one in rounds)])
+                if x is None:
+                    return
                 run = table.run(x, seed)
                 best_run = best.get(seed)
                 stop = reference(best_run.curve, best_run.steps).to_dict() if best_run else None

@@ -76,6 +76,25 @@ class TestInterval:
         apart = fit_optimum(xs, curve(xs, -6.1 + np.array([-0.4, 0.0, 0.4])[groups]) + noise, groups)
         assert apart.half_width > 3 * alike.half_width
 
+    def test_two_seeds_that_differ_have_no_interval_but_know_their_own_optimum(self):
+        xs, groups = np.tile(GRID, 2), np.repeat(np.arange(2), len(GRID))
+        noise = np.random.default_rng(2).normal(0, 0.002, len(xs))
+        found = fit_optimum(xs, curve(xs, -6.1 + np.array([-0.3, 0.3])[groups]) + noise, groups)
+        assert found.flags == ("seeds",)
+        assert found.value == pytest.approx(-6.1, abs=0.05)
+        assert found.within < 0.2
+
+    def test_without_differences_between_seeds_both_intervals_are_one(self):
+        found = fit_optimum(GRID, curve(GRID) + 0.005 * np.sin(40 * GRID))
+        assert found.within == pytest.approx(found.half_width)
+
+    def test_a_far_rate_that_all_seeds_share_does_not_draw_the_optimum(self):
+        """Seeds are tried at different rates, but for one that is far off."""
+        xs = np.array([-7.75, -6.5, -6.0, -5.5, -5.0, -7.75, -6.75, -5.75, -5.25])
+        groups = np.array([0] * 5 + [1] * 4)
+        found = fit_optimum(xs, curve(xs) + 0.02 * groups, groups)
+        assert found.value == pytest.approx(-6.1)
+
     def test_more_confidence_is_wider(self):
         y = curve(GRID) + 0.005 * np.sin(40 * GRID)
         assert fit_optimum(GRID, y, confidence=0.99).half_width > fit_optimum(GRID, y).half_width

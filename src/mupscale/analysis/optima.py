@@ -29,8 +29,12 @@ _LEAST_POINTS = 4
 class Optimum:
     """The minimum of a fitted curve, in log2 units; `low` and `high` are infinite where the data set no bound.
 
-    Flags: "edge" (the lowest points lie at an end of what was tried), "flat" (curvature not told from zero), "diverged"
-    (points beyond one side of the optimum did not end), "few" (too few points for an interval).
+    `within` is half the interval for these seeds alone: how far more rates could still move it. The interval itself is
+    for any seed, and counts how far the optima of seeds lie apart.
+
+    Flags: "edge" (the lowest points lie at an end of what was tried), "flat" (curvature not told from zero), "seeds"
+    (too few for how far they differ), "diverged" (points beyond one side of the optimum did not end), "few" (too few
+    points for an interval).
     """
 
     value: float
@@ -43,6 +47,7 @@ class Optimum:
     points: int
     seeds: int
     flags: tuple[str, ...]
+    within: float = math.inf
 
     @property
     def half_width(self) -> float:
@@ -59,6 +64,8 @@ class _Fit:
     "Of the coefficients, for noise of variance 1."
     noise: float
     degrees_of_freedom: float
+    levels: Array
+    "Of each seed at the centre, by its number; NaN for one without points."
 
     def slope(self, x: Array) -> Array:
         return _derivative(x - self.centre, len(self.coefficients)) @ self.coefficients
@@ -81,7 +88,7 @@ def fit_optimum(
 
     >>> optimum = fit_optimum([-9, -8, -7, -6, -5], [2.42, 2.20, 2.11, 2.19, 2.41])
     >>> round(optimum.value, 2), round(optimum.low, 2), round(optimum.high, 2), optimum.flags
-    (-6.98, -7.22, -6.74, ())
+    (-6.96, -7.62, -6.69, ())
     """
     xs, ys, groups, bad = _points(x, losses, seeds)
     if len(xs) == 0:
@@ -116,12 +123,12 @@ def _points(
 
 
 def _lowest(xs: Array, ys: Array, groups: NDArray[np.int64]) -> float:
-    """The x of the lowest loss, once each seed's own level is taken out as far as points in common allow."""
-    shared = [value for value in np.unique(xs) if len(np.unique(groups[xs == value])) == len(np.unique(groups))]
-    if not shared:
-        return float(xs[np.argmin(ys)])
-    means = [ys[xs == value].mean() for value in shared]
-    return float(shared[int(np.argmin(means))])
+    """The x of the lowest mean loss, once each seed's own level is taken out, as far as it can be told."""
+    fit = _fitted(xs, ys, groups)
+    level = np.zeros(len(xs)) if fit is None else fit.levels[groups]
+    rates = np.unique(xs)
+    means = [float((ys - level)[xs == rate].mean()) for rate in rates]
+    return float(rates[int(np.argmin(means))])
 
 
 def _around(xs: Array, centre: float, reach: float) -> NDArray[np.bool_]:
@@ -146,7 +153,11 @@ def _fitted(xs: Array, ys: Array, groups: NDArray[np.int64]) -> _Fit | None:
     residuals = ys - design @ solution
     freedom = len(xs) - parameters
     inverse: Array = np.linalg.inv(design.T @ design).astype(np.float64)
-    return _Fit(centre, solution[:2], inverse[:2, :2], math.sqrt(residuals @ residuals / freedom), freedom)
+    of_seeds = np.full(int(groups.max()) + 1, math.nan)
+    of_seeds[levels] = solution[2:]
+    return _Fit(
+        centre, solution[:2], inverse[:2, :2], math.sqrt(residuals @ residuals / freedom), freedom, of_seeds
+    )  # fmt: skip
 
 
 def _derivative(offsets: Array, terms: int) -> Array:
@@ -183,11 +194,15 @@ def _optimum(
     lowest = _lowest(xs, ys, groups)
     value = _vertex(fit, xs) if square > 0 else lowest
     noise, freedom = _with_seeds(fit, xs[near], ys[near], groups[near], value)
-    low, high = _fieller(fit, noise * t_quantile(freedom, confidence, 1), value, xs)
+    low, high = _fieller(fit, noise * t_quantile(freedom, confidence, 1), value)
+    alone = _fieller(fit, fit.noise * t_quantile(fit.degrees_of_freedom, confidence, 1), value)
+    within = max(value - alone[0], alone[1] - value)
     if not (xs.min() < value < xs.max()):
         flags.append("edge")
-    if square <= 0 or not (math.isfinite(low) and math.isfinite(high)):
+    if not math.isfinite(within):
         flags.append("flat")
+    elif not (math.isfinite(low) and math.isfinite(high)):
+        flags.append("seeds")
     if len(bad) and (bad.min() > value or bad.max() < value):
         flags.append("diverged")
     levels = np.unique(groups[near])
@@ -197,7 +212,7 @@ def _optimum(
     at = value - fit.centre
     loss = level + float(linear * at + square * at * at)
     return Optimum(
-        value, low, high, loss, 2 * float(square), noise, freedom, int(near.sum()), len(levels), tuple(flags)
+        value, low, high, loss, 2 * float(square), noise, freedom, int(near.sum()), len(levels), tuple(flags), within
     )  # fmt: skip
 
 
@@ -227,7 +242,7 @@ def _own_slope(xs: Array, ys: Array, square: float, value: float) -> float:
     return float(centred @ rest / (centred @ centred))
 
 
-def _fieller(fit: _Fit, reach: float, value: float, xs: Array) -> tuple[float, float]:
+def _fieller(fit: _Fit, reach: float, value: float) -> tuple[float, float]:
     """The x around the optimum at which the slope is within `reach` unit errors of zero; infinite where it has no end.
 
     (b + 2as)² ≤ k²(v_b + 4 s c_ab + 4 s² v_a) is a quadratic inequality in the offset s.
@@ -240,5 +255,5 @@ def _fieller(fit: _Fit, reach: float, value: float, xs: Array) -> tuple[float, f
     if a <= 0 or square <= 0:
         return -math.inf, math.inf
     root = math.sqrt(max(inside, 0.0))
-    low, high = ((-linear + sign * root) / (2 * square) + fit.centre for sign in (-1, 1))
+    low, high = (float((-linear + sign * root) / (2 * square) + fit.centre) for sign in (-1, 1))
     return min(low, value), max(high, value)

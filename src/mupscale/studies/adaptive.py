@@ -26,11 +26,14 @@ TOLERANCE = 0.25
 SPACING = 1.0
 """Powers of two between the first points."""
 
-WINDOW = 1.25
+WINDOW = 1.0
 """Points are tried this far to either side of the vertex: beyond, a curve of losses is no parabola."""
 
 LEVEL_SD, SLOPE_SD = 3.0, 1.0
 """How far seeds are expected to differ, in standard deviations of a single loss (a power of two, for the slope)."""
+
+VERTEX_SD = 0.5
+"""How far the vertex may be from where it seems, in powers of two: the less is known, the more curvature matters."""
 
 _LEAST_FREEDOM = 3
 """Degrees of freedom of the noise: with fewer, points that happen to lie on a parabola would end the search."""
@@ -129,11 +132,14 @@ def present_vertex(seen: Sequence[Observation], finished: Sequence[Observation])
 
 
 def _is_known(seen: Sequence[Observation], tolerance: float, available: int) -> bool:
-    """Whether the optimum is known well enough: on more than one seed, if there are more."""
+    """Whether more rates are not worth their cost: the optimum of these seeds is known, of two at least if there are.
+
+    How far the optima of seeds lie apart is in the interval that is reported, and only further seeds narrow that.
+    """
     found = _fitted(seen)
     if found is None or found.degrees_of_freedom < _LEAST_FREEDOM or found.seeds < min(2, available):
         return False
-    return found.half_width <= tolerance and "flat" not in found.flags
+    return found.within <= tolerance
 
 
 def _fitted(seen: Sequence[Observation]) -> Optimum | None:
@@ -157,7 +163,7 @@ def _interpolated(finished: Sequence[Observation], lowest: float) -> float:
 def _most_telling(
     tried: Sequence[tuple[float, int]], vertex: float, span: Span, seeds: Sequence[int]
 ) -> tuple[float, int] | None:
-    """The rate and seed after which the slope at the vertex has the least variance."""
+    """The rate and seed after which the slope has the least variance, on average over where the vertex may be."""
     information = _prior(len(seeds))
     for x, seed in tried:
         if abs(x - vertex) <= 2 * WINDOW and seed in seeds:
@@ -169,7 +175,8 @@ def _most_telling(
             if any(other == seed and abs(x - known) < _APART for known, other in tried):
                 continue
             row = _features(float(x) - vertex, place, len(seeds))
-            variance = float(np.linalg.inv(information + np.outer(row, row))[1, 1])
+            covariance = np.linalg.inv(information + np.outer(row, row))
+            variance = float(covariance[1, 1] + 4 * VERTEX_SD**2 * covariance[2, 2])
             if best is None or variance < best[0] - 1e-12:
                 best = variance, (float(x), seed)
     return None if best is None else best[1]

@@ -31,7 +31,7 @@ class Search:
     tolerance: float = 0.25
     "The adaptive search is done when the optimum is known to ± this many powers of two."
     at_once: int | None = None
-    "Trials of a round, which are proposed together; one a seed unless given."
+    "Trials of a cell that are proposed together; so many that a study has about four, unless given."
     stop_hopeless: bool = True
     "Adaptive and TPE: end trials that lie far behind."
     seed: int = 0

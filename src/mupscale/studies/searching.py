@@ -17,6 +17,10 @@ from mupscale.studies.trials import Point, Trial, best
 
 Space = Mapping[str, tuple[float, float]]
 
+IN_FLIGHT = 4
+"""Trials of a study that are proposed together, where `at_once` is not given: a search learns from trial to trial, and
+workers must not wait."""
+
 ADAPTIVE_TRIALS = 60
 """Of a cell, where no budget is given: an optimum that is not known by then is not worth the search."""
 
@@ -31,7 +35,7 @@ def proposals(config: StudyConfig, trials: Sequence[Trial]) -> list[Point]:
     if search.method == "random":
         count = left if search.trials is not None else len(config.seeds)
         return [random_point(config.space, config.seeds, search.seed, len(trials) + k) for k in range(min(count, left))]
-    count = search.at_once or len(config.seeds)
+    count = search.at_once or max(1, round(IN_FLIGHT / len(config.cells())))
     if search.method == "tpe":
         from mupscale.studies.samplers import tpe_round
 

@@ -111,6 +111,7 @@ _MEANING = {
     "few": "too few trials for an interval",
     "edge": "at the edge of the range: widen it",
     "flat": "too flat for an interval",
+    "seeds": "seeds differ: add some for an interval",
     "diverged": "bounded by diverged trials",
 }
 
