@@ -82,7 +82,7 @@ class TestInterval:
         found = fit_optimum(xs, curve(xs, -6.1 + np.array([-0.3, 0.3])[groups]) + noise, groups)
         assert found.flags == ("seeds",)
         assert found.value == pytest.approx(-6.1, abs=0.05)
-        assert found.within < 0.2
+        assert found.within < 0.05
 
     def test_without_differences_between_seeds_both_intervals_are_one(self):
         found = fit_optimum(GRID, curve(GRID) + 0.005 * np.sin(40 * GRID))

@@ -139,25 +139,29 @@ def _around(xs: Array, centre: float, reach: float) -> NDArray[np.bool_]:
     return distances <= max(reach, needed) + 1e-9
 
 
-def _fitted(xs: Array, ys: Array, groups: NDArray[np.int64]) -> _Fit | None:
-    """A parabola with a level for each seed; None without points enough for it and its noise."""
-    levels = np.unique(groups)
-    parameters = len(levels) + 2
-    if len(xs) <= parameters or len(np.unique(xs)) < 3:
-        return None
-    centre = float(xs.mean())
-    design = np.column_stack([xs - centre, np.square(xs - centre), *(groups == level for level in levels)])
-    if np.linalg.matrix_rank(design) < parameters:
+def _fitted(xs: Array, ys: Array, groups: NDArray[np.int64], own_slopes: bool = False) -> _Fit | None:
+    """A parabola with a level for each seed; None without points enough for it and its noise.
+
+    With `own_slopes`, each seed has an optimum of its own, and the slope is the mean of theirs.
+    """
+    seeds = np.unique(groups)
+    belongs = (groups[:, None] == seeds).astype(np.float64)
+    offsets = xs - (centre := float(xs.mean()))
+    slopes = offsets[:, None] * belongs if own_slopes else offsets[:, None]
+    design = np.column_stack([slopes, np.square(offsets), belongs])
+    freedom = len(xs) - design.shape[1]
+    if freedom < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
         return None
     solution: Array = np.linalg.lstsq(design, ys, rcond=None)[0].astype(np.float64)
     residuals = ys - design @ solution
-    freedom = len(xs) - parameters
-    inverse: Array = np.linalg.inv(design.T @ design).astype(np.float64)
-    of_seeds = np.full(int(groups.max()) + 1, math.nan)
-    of_seeds[levels] = solution[2:]
-    return _Fit(
-        centre, solution[:2], inverse[:2, :2], math.sqrt(residuals @ residuals / freedom), freedom, of_seeds
-    )  # fmt: skip
+    count = slopes.shape[1]
+    to_mean = np.zeros((2, design.shape[1]))
+    to_mean[0, :count], to_mean[1, count] = 1 / count, 1.0
+    covariance: Array = (to_mean @ np.linalg.inv(design.T @ design) @ to_mean.T).astype(np.float64)
+    levels = np.full(int(groups.max()) + 1, math.nan)
+    levels[seeds] = solution[count + 1 :]
+    noise = math.sqrt(residuals @ residuals / freedom)
+    return _Fit(centre, to_mean @ solution, covariance, noise, freedom, levels)
 
 
 def _derivative(offsets: Array, terms: int) -> Array:
@@ -195,8 +199,9 @@ def _optimum(
     value = _vertex(fit, xs) if square > 0 else lowest
     noise, freedom = _with_seeds(fit, xs[near], ys[near], groups[near], value)
     low, high = _fieller(fit, noise * t_quantile(freedom, confidence, 1), value)
-    alone = _fieller(fit, fit.noise * t_quantile(fit.degrees_of_freedom, confidence, 1), value)
-    within = max(value - alone[0], alone[1] - value)
+    own = _fitted(xs[near], ys[near], groups[near], own_slopes=True) or fit
+    # Which of the two fits, seeds with one optimum or with their own, is the narrower: nothing is claimed for others.
+    within = min(_half_width(one, value, confidence) for one in (fit, own))
     if not (xs.min() < value < xs.max()):
         flags.append("edge")
     if not math.isfinite(within):
@@ -214,6 +219,11 @@ def _optimum(
     return Optimum(
         value, low, high, loss, 2 * float(square), noise, freedom, int(near.sum()), len(levels), tuple(flags), within
     )  # fmt: skip
+
+
+def _half_width(fit: _Fit, value: float, confidence: float) -> float:
+    low, high = _fieller(fit, fit.noise * t_quantile(fit.degrees_of_freedom, confidence, 1), value)
+    return max(value - low, high - value)
 
 
 def _with_seeds(fit: _Fit, xs: Array, ys: Array, groups: NDArray[np.int64], value: float) -> tuple[float, float]:
