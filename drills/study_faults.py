@@ -82,6 +82,14 @@ def workers_of(driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
         return []
 
 
+def runs(process: psutil.Process) -> bool:
+    """Not one that has ended and that nobody has asked for its status."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill(kind: str, driver: subprocess.Popen[bytes], chance: random.Random) -> None:
     victims = workers_of(driver)
     if kind == "worker":
@@ -132,7 +140,7 @@ def disturb(study: Path, kind: str, seconds: float, chance: random.Random, count
     status = driver.wait()
     if kind != "worker":
         time.sleep(1.5)
-        count["left running"] += sum(process.is_running() for process in before)
+        count["left running"] += sum(map(runs, before))
     for _ in range(5):
         if status == 0:
             return

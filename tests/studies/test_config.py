@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from mupscale.errors import DimensionError, MupscaleError, OptionError, UnknownNameError
-from mupscale.studies import StudyConfig
+from mupscale.studies import Study, StudyConfig
 from mupscale.studies.quick import QUICK
 from mupscale.training import lengths
-from mupscale.training.settings import read_toml
 
 
 def study(**changes: Any) -> dict[str, Any]:
@@ -135,7 +134,12 @@ def test_budgets_and_places_do_not_make_it_another_study() -> None:
     assert one.identity() == other.identity() != third.identity()
 
 
-def test_the_committed_dense_study_is_a_study() -> None:
-    folder = Path(__file__).parents[2] / "results/gqa-dense"
-    config = StudyConfig.from_dict(read_toml(folder / "study.toml"))
-    assert len(config.cells()) == 9
+def test_the_committed_dense_study_is_whole() -> None:
+    study = Study.open(Path(__file__).parents[2] / "results/gqa-dense")
+    snapshot = study.snapshot()
+    assert len(snapshot.done) == len(study.config.cells()) == 9
+    assert len(snapshot.trials) == 459
+    one, other = (
+        [t.loss for t in snapshot.cells[f"{rule}.n_kv_heads-12"].values()] for rule in ("complete-p", "gqa-mup")
+    )
+    assert one == other  # without sharing, the two rules are one
