@@ -218,7 +218,7 @@ def main(path: str = str(HERE / "results/gqa-dense"), replays: str = "200") -> N
     for cell, table in tables.items():
         print(f"  {cell:26s} {table.answer.value:6.2f} [{table.answer.low:.2f}, {table.answer.high:.2f}]")
     costs = {name: replayed(search, answer, tables, int(replays)) for name, (search, answer) in SEARCHES.items()}
-    for column, title in enumerate(("its own answer", "by our fit")):
+    for column, title in enumerate(("its own answer", "the answer by our fit")):
         shown(title, {name: cost[:, column] for name, cost in costs.items()})
     own_stopping(tables, int(replays))
 
