@@ -1,6 +1,8 @@
 """Ray's own simulation of a cluster: nodes with their own processes, on this machine."""
 
 import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ NODE = {"object_store_memory": 80 << 20}
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 2}
 
 
-def two_nodes(cpus: int) -> Any:
+@contextmanager
+def two_nodes(cpus: int) -> Generator[Any]:
     """A head with one CPU and a second node with `cpus`."""
+    import ray
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
@@ -20,4 +24,9 @@ def two_nodes(cpus: int) -> Any:
         simulated = Cluster(initialize_head=True, head_node_args=head)
         simulated.add_node(num_cpus=cpus, **NODE)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # starting a node replaces a handler
-    return simulated
+    try:
+        yield simulated
+    finally:
+        ray.shutdown()
+        simulated.shutdown()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

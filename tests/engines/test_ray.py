@@ -28,11 +28,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def nodes():
-    simulated = two_nodes(cpus=2)
-    began = [process.process.pid for node in simulated.list_all_nodes() for process in processes_of(node)]
-    yield simulated
-    ray.shutdown()
-    simulated.shutdown()
+    with two_nodes(cpus=2) as simulated:
+        began = [process.process.pid for node in simulated.list_all_nodes() for process in processes_of(node)]
+        yield simulated
     wait_for(lambda: all(map(is_gone, began)))
 
 

@@ -21,10 +21,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def nodes():
-    simulated = two_nodes(cpus=1)
-    yield simulated
-    ray.shutdown()
-    simulated.shutdown()
+    with two_nodes(cpus=1) as simulated:
+        yield simulated
 
 
 def study(folder: Path, **changes: Any) -> Study:
