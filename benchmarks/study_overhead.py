@@ -11,6 +11,7 @@ The second table is the driver alone: 1,000 simulated workers, whose trials take
 there are 100, 1,000 and 10,000 before it?
 """
 
+import io
 import os
 import random
 import subprocess
@@ -19,14 +20,16 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from mupscale.engines import Local, Outcome
 from mupscale.studies import Snapshot, Study, StudyConfig
 
-FEW, MANY = 20, 220
+FEW, MANY = 20, 1020
+FEW_OF_TUNE, MANY_OF_TUNE = 4, 24
+"""Ray Tune starts a process for each trial, and takes more than a second over it."""
 REPEATS = 3
 WORKERS = 2
 AT = (100, 1_000, 10_000)
@@ -80,18 +83,16 @@ def ray_tune(trials: int, folder: Path) -> None:
     tuner.fit()
 
 
-def cost(run: Callable[[int, Path], None]) -> float:
-    """Milliseconds a trial; the least of several."""
-    best = float("inf")
-    for _ in range(REPEATS):
-        seconds = []
-        for trials in (FEW, MANY):
+def cost(run: Callable[[int, Path], None], few: int, many: int, repeats: int) -> float:
+    """Milliseconds a trial, by the least of several runs of each number."""
+    least = dict.fromkeys((few, many), float("inf"))
+    for _ in range(repeats):
+        for trials in least:
             with tempfile.TemporaryDirectory() as folder:
                 began = time.perf_counter()
                 run(trials, Path(folder))
-                seconds.append(time.perf_counter() - began)
-        best = min(best, (seconds[1] - seconds[0]) / (MANY - FEW))
-    return 1000 * best
+                least[trials] = min(least[trials], time.perf_counter() - began)
+    return 1000 * (least[many] - least[few]) / (many - few)
 
 
 class Simulated:
@@ -141,8 +142,10 @@ def main() -> None:
         os.chdir(home)
         sys.path.insert(0, home)
         os.environ["OMP_NUM_THREADS"] = "1"
-        variants: dict[str, Callable[[int, Path], None]] = {"mupscale, two workers": ours}
-        variants["Optuna, two processes"] = optuna_alone
+        variants: dict[str, tuple[Callable[[int, Path], None], int, int, int]] = {
+            "mupscale, two workers": (ours, FEW, MANY, REPEATS),
+            "Optuna, two processes": (optuna_alone, FEW, MANY, REPEATS),
+        }
         try:
             import ray
             from ray import tune  # noqa: F401
@@ -150,10 +153,12 @@ def main() -> None:
             print("Ray Tune is not installed: left out")
         else:
             ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="error")
-            variants["Ray Tune, two at once"] = ray_tune
-        print(f"milliseconds a trial that does nothing ({FEW} and {MANY} trials, the least of {REPEATS})")
-        for name, run in variants.items():
-            print(f"  {name:24s} {cost(run):8.1f}", flush=True)
+            variants["Ray Tune, two at once"] = (ray_tune, FEW_OF_TUNE, MANY_OF_TUNE, 1)
+        print("milliseconds a trial that does nothing, by runs of few and of many trials, the least of some")
+        for name, (run, few, many, repeats) in variants.items():
+            with redirect_stdout(io.StringIO()):
+                milliseconds = cost(run, few, many, repeats)
+            print(f"  {name:24s} {milliseconds:8.1f}   {few} and {many} trials, {repeats} of each", flush=True)
         growth()
         os.chdir("/")
 
