@@ -32,7 +32,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def config(url: str) -> StudyConfig:
     return StudyConfig.from_dict(
         {
-            "name": "shared",
+            "name": "team",
             "rules": ["sp"],
             "seeds": [1, 2],
             "space": {"lr": ["2^-8", "2^-4"]},
@@ -47,7 +47,7 @@ def test_optuna_reads_the_study_and_another_folder_may_not_write_it(server: Serv
     url = server.url.replace(f":{PASSWORD}", "")
     study = Study.create(config(url), tmp_path / "a")
     trials = study.run(engine=Local(workers=0)).trials
-    found = optuna.load_study(study_name="shared/sp", storage=url.replace("postgresql:", "postgresql+psycopg2:"))
+    found = optuna.load_study(study_name="team/sp", storage=url.replace("postgresql:", "postgresql+psycopg2:"))
     assert sorted(trial.user_attrs["trial"] for trial in found.trials) == [trial.key for trial in trials]
     assert found.best_value == min(trial.loss for trial in trials if trial.loss is not None)
     with pytest.raises(OptionError, match="does not belong to this folder"):
