@@ -28,6 +28,7 @@ from mupscale.errors import (
     StorageError,
     UnknownNameError,
 )
+from tests.engines.waiting import is_gone, wait_for
 
 TWO = Local(workers=2)
 HERE = Local(workers=0)
@@ -50,22 +51,6 @@ def workers_of(driver: int) -> list[int]:
         if fields[0] != "Z" and int(fields[1]) == driver and "mupscale.engines.worker" in command:
             found.append(int(stat.parent.name))
     return found
-
-
-def wait_for(condition, seconds: float = 8.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    pytest.fail("it did not happen in time")
-
-
-def is_gone(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def finished_with_one_stopped(folder: Path, then: int) -> list[str]:

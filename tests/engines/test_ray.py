@@ -16,6 +16,7 @@ import pytest
 
 from mupscale.engines import Local, Outcome, Ray, carry_out, cluster
 from mupscale.errors import InterruptedJobsError, JobError, MissingExtraError, OptionError, UnknownNameError
+from tests.engines.waiting import is_gone, wait_for
 from tests.simulated_ray import NODE, two_nodes
 
 ray = pytest.importorskip("ray")
@@ -62,22 +63,6 @@ def address(nodes):
     """Its address, without a connection."""
     ray.shutdown()
     return nodes.address
-
-
-def wait_for(condition, seconds: float = 20.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    pytest.fail("it did not happen in time")
-
-
-def is_gone(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def parent_of(process: int) -> int:
