@@ -103,7 +103,7 @@ def _line(cell: CellRow) -> list[str]:
         interval_text(cell),
         "" if cell.best_loss is None else f"{cell.best_loss:.4f} at {_shown(cell.best_params or {})}",
         f"{cell.tokens:,}",
-        ", ".join(_MEANING[flag] for flag in cell.flags),
+        ", ".join(_MEANING[flag] for flag in (("few",) if "few" in cell.flags else cell.flags)),
     ]
 
 
