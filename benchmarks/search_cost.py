@@ -29,7 +29,6 @@ from mupscale.analysis.optima import Optimum, fit_optimum
 from mupscale.studies import Study, Trial
 from mupscale.studies.adaptive import TOLERANCE, Observation, next_points, present_vertex
 from mupscale.studies.stopping import hopeless, reference
-from mupscale.studies.trials import optimum
 
 HERE = Path(__file__).resolve().parents[1]
 WITHIN = 0.25
@@ -57,7 +56,7 @@ class Table:
         self.runs = {(round(4 * trial.log2_lr), trial.seed): trial for trial in trials}
         self.seeds = sorted({trial.seed for trial in trials})
         self.span = min(t.log2_lr for t in trials), max(t.log2_lr for t in trials)
-        answer = optimum(trials)
+        answer = fit_optimum([t.log2_lr for t in trials], [t.loss for t in trials], [t.seed for t in trials])
         assert answer is not None
         self.answer: Optimum = answer
 

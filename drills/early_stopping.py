@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from mupscale.analysis.optima import fit_optimum
 from mupscale.studies import Study, Trial
 from mupscale.studies.curves import Curve, TrialStopped
 from mupscale.studies.stopping import reference
-from mupscale.studies.trials import optimum
 
 HERE = Path(__file__).resolve().parents[1]
 BANDS = ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, 3.0))
@@ -39,7 +39,7 @@ def main(path: str = str(HERE / "results/gqa-dense")) -> None:
         cells.setdefault(trial.cell, []).append(trial)
     rows: dict[tuple[float, float], list[tuple[float | None, float]]] = {band: [] for band in BANDS}
     for trials in cells.values():
-        found = optimum(trials)
+        found = fit_optimum([t.log2_lr for t in trials], [t.loss for t in trials], [t.seed for t in trials])
         assert found is not None
         for seed in {trial.seed for trial in trials}:
             runs = [trial for trial in trials if trial.seed == seed]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from mupscale.analysis.optima import fit_optimum
+from drills.optimum_coverage import GRIDS, Case, coverage, parabola, recorded_cells, recorded_lean, recorded_spread
+from mupscale.analysis.optima import ASYMMETRY, RECORDED_SPREAD, Spread, fit_optimum
 from mupscale.errors import DimensionError, OptionError
 
 GRID = np.linspace(-8, -4, 9)
@@ -16,6 +17,13 @@ GRID = np.linspace(-8, -4, 9)
 
 def curve(x, optimum=-6.1, curvature=0.1, cubic=0.0):
     return 2 + curvature / 2 * (x - optimum) ** 2 + cubic * (x - optimum) ** 3
+
+
+def _beyond(solution, covariance, t):
+    """(b + 2cx)² − t²·var(b + 2cx), highest power first."""
+    _, b, c = solution
+    v, cov, w = covariance[1, 1], covariance[1, 2], covariance[2, 2]
+    return [4 * (c * c - t * t * w), 4 * (b * c - t * t * cov), b * b - t * t * v]
 
 
 class TestWithoutNoise:
@@ -36,8 +44,16 @@ class TestWithoutNoise:
         assert found.seeds == len(levels)
 
     def test_points_far_from_the_optimum_do_not_matter(self):
-        bent = np.where(np.abs(GRID + 6.1) > 1.6, 9.0, curve(GRID))
-        assert fit_optimum(GRID, bent).value == pytest.approx(-6.1)
+        xs = np.linspace(-9, -3, 13)
+        bent = np.where(np.abs(xs + 6.1) > 2.1, 9.0, curve(xs))
+        assert fit_optimum(xs, bent).value == pytest.approx(-6.1, abs=1e-3)
+
+    @given(st.floats(-6.4, -5.6), st.floats(-0.01, 0.01))
+    def test_a_curve_that_leans_has_its_optimum_where_it_is_lowest(self, optimum, cubic):
+        xs = np.linspace(-8, -4, 17)
+        found = fit_optimum(xs, curve(xs, optimum, cubic=cubic))
+        assert found.value == pytest.approx(optimum, abs=0.01)
+        assert found.loss_at(optimum + 1) == pytest.approx(curve(optimum + 1, optimum, cubic=cubic), abs=0.01)
 
 
 class TestInterval:
@@ -46,27 +62,46 @@ class TestInterval:
         random = np.random.default_rng(0)
         x = np.array([-7.0, -6.5, -6.0, -5.5, -5.0])
         y = curve(x, -6.05) + random.normal(0, 0.004, 5)
-        found = fit_optimum(x, y)
+        found = fit_optimum(x, y, [0] * 5, asymmetry=0, spread=None)
+        half = found.within
         design = np.column_stack([np.ones(5), x, x * x])
         solution, residuals, *_ = np.linalg.lstsq(design, y, rcond=None)
         covariance = np.linalg.inv(design.T @ design) * residuals[0] / 2
-        for end in (found.low, found.high):
-            row = np.array([0, 1, 2 * end])
-            assert abs(row @ solution) / math.sqrt(row @ covariance @ row) == pytest.approx(student.ppf(0.975, 2))
+        ends = np.roots(_beyond(solution, covariance, student.ppf(0.975, 2)))
+        assert max(abs(ends - found.value)) == pytest.approx(half)
         assert found.value == pytest.approx(-solution[1] / (2 * solution[2]))
+        assert found.half_width > half  # another seed may lie elsewhere
 
     @pytest.mark.parametrize("seeds", [1, 3, 10])
-    def test_it_covers_a_known_optimum(self, seeds):
-        xs, groups = np.tile(GRID, seeds), np.repeat(np.arange(seeds), len(GRID))
-        random = np.random.default_rng(seeds)
-        covered = 0
-        for _ in range(400):
-            truth = random.uniform(-6.5, -5.5)
-            noise = random.normal(0, 0.03, seeds)[groups] + random.normal(0, 0.012, len(xs))
-            found = fit_optimum(xs, curve(xs, truth) + noise, groups)
-            covered += found.low <= truth <= found.high
-        # Of 400 intervals of 95 %, 380 ± 9 hold.
-        assert 366 <= covered <= 396
+    @pytest.mark.parametrize("lean", [-0.6, 0.6])
+    def test_it_covers_a_known_optimum_under_the_noise_of_recorded_runs(self, seeds, lean):
+        """A thousand curves that lean as the recorded ones do, with their residuals, and seeds that lie apart."""
+        grid = GRIDS["9 rates, 1/2 octave"]
+        assert 0.93 <= coverage(Case(grid, lean, seeds), 1000).held <= 0.97
+
+    def test_a_parabola_would_not(self):
+        assert coverage(Case(GRIDS["9 rates, 1/2 octave"], 0.6, 10), 200, parabola).held < 0.6
+
+    def test_what_it_takes_from_the_records_is_what_they_say(self):
+        near, far = recorded_lean(recorded_cells(1.5)), recorded_lean(recorded_cells())
+        assert far < ASYMMETRY < 1.5 * near
+        assert recorded_spread(recorded_cells()) == pytest.approx(RECORDED_SPREAD, rel=0.15)
+
+    def test_what_other_cells_say_of_the_seeds_narrows_it(self):
+        xs, groups = np.tile(GRID, 3), np.repeat(np.arange(3), len(GRID))
+        noise = np.random.default_rng(3).normal(0, 0.01, len(xs))
+        y = curve(xs, -6.1 + np.array([-0.1, 0.0, 0.1])[groups]) + noise
+        alone = fit_optimum(xs, y, groups)
+        own = np.var(list(alone.seed_optima.values()), ddof=1)
+        assert fit_optimum(xs, y, groups, spread=Spread(own, 16)).half_width < 0.9 * alone.half_width
+
+    def test_each_seed_has_its_own_optimum(self):
+        xs, groups = np.tile(GRID, 3), np.repeat([7, 8, 9], len(GRID))
+        own = np.repeat([-6.3, -6.1, -5.9], len(GRID))
+        found = fit_optimum(xs, curve(xs, own) + np.repeat([0.1, 0.2, 0.3], len(GRID)), groups)
+        assert found.seed_optima == pytest.approx({7: -6.3, 8: -6.1, 9: -5.9}, abs=0.01)
+        # At the common optimum, seeds 7 and 9 are 0.2 octaves from their own: 0.1/2 · 0.2² = 0.002 above their lowest.
+        assert found.seed_losses == pytest.approx({7: 2.102, 8: 2.2, 9: 2.302}, abs=0.004)
 
     def test_seeds_whose_optima_differ_widen_it(self):
         xs, groups = np.tile(GRID, 3), np.repeat(np.arange(3), len(GRID))
@@ -84,9 +119,10 @@ class TestInterval:
         assert found.value == pytest.approx(-6.1, abs=0.05)
         assert found.within < 0.05
 
-    def test_without_differences_between_seeds_both_intervals_are_one(self):
-        found = fit_optimum(GRID, curve(GRID) + 0.005 * np.sin(40 * GRID))
-        assert found.within == pytest.approx(found.half_width)
+    def test_of_one_seed_the_interval_allows_for_the_recorded_spread_of_others(self):
+        found = fit_optimum(GRID, curve(GRID) + 1e-6 * np.sin(40 * GRID))
+        assert found.within < 0.01
+        assert found.half_width == pytest.approx(1.96 * RECORDED_SPREAD, rel=0.02)
 
     def test_a_far_rate_that_all_seeds_share_does_not_draw_the_optimum(self):
         """Seeds are tried at different rates, but for one that is far off."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mupscale.analysis.optima import fit_optimum
-from mupscale.studies.adaptive import Observation, next_points
+from mupscale.studies.adaptive import REACH, Observation, next_points
 from mupscale.studies.stopping import hopeless, reference
 
 SPAN = (-8.0, -4.0)
@@ -26,7 +26,9 @@ def search(optimum: float, noise: float, at_once: int, random: np.random.Generat
 
 
 def estimate(seen: list[Observation]):
-    return fit_optimum([one.x for one in seen], [one.loss for one in seen], [one.seed for one in seen])
+    """As the search itself sees it."""
+    xs, losses, seeds = [one.x for one in seen], [one.loss for one in seen], [one.seed for one in seen]
+    return fit_optimum(xs, losses, seeds, reach=REACH, asymmetry=0)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

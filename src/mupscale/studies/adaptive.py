@@ -29,6 +29,9 @@ SPACING = 1.0
 WINDOW = 1.0
 """Points are tried this far to either side of the vertex: beyond, a curve of losses is no parabola."""
 
+REACH = 1.5
+"""Points this far to either side are fitted, by a parabola: a few rates cannot tell how far a curve leans."""
+
 LEVEL_SD, SLOPE_SD = 3.0, 1.0
 """How far seeds are expected to differ, in standard deviations of a single loss (a power of two, for the slope)."""
 
@@ -143,7 +146,8 @@ def _is_known(seen: Sequence[Observation], tolerance: float, available: int) -> 
 
 
 def _fitted(seen: Sequence[Observation]) -> Optimum | None:
-    return fit_optimum([one.x for one in seen], [one.loss for one in seen], [one.seed for one in seen])
+    xs, losses, seeds = [one.x for one in seen], [one.loss for one in seen], [one.seed for one in seen]
+    return fit_optimum(xs, losses, seeds, reach=REACH, asymmetry=0)
 
 
 def _interpolated(finished: Sequence[Observation], lowest: float) -> float:

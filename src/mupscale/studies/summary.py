@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mupscale.analysis.families import CellAnalysis
+from mupscale.studies.measured import analysis_of, member_label
 from mupscale.studies.study import Snapshot
-from mupscale.studies.trials import best, optimum
+from mupscale.studies.trials import best
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,16 @@ class CellRow:
 
 def rows(snapshot: Snapshot) -> list[CellRow]:
     running = Counter(key.partition("/")[0] for key in snapshot.running)
-    return [_row(snapshot, name, running[name]) for name in snapshot.cells]
+    analysis = analysis_of(snapshot)
+    found = {cell.name: analysis.cell(cell.rule_name, member_label(cell)) for cell in snapshot.config.cells()}
+    return [_row(snapshot, name, running[name], found.get(name)) for name in snapshot.cells]
 
 
-def _row(snapshot: Snapshot, name: str, running: int) -> CellRow:
+def _row(snapshot: Snapshot, name: str, running: int, analysed: CellAnalysis | None) -> CellRow:
     trials = [trial for _, trial in sorted(snapshot.cells[name].items())]
     count = Counter(trial.status for trial in trials)
     lowest = best(trials)
-    found = optimum(trials) if len(snapshot.config.space) == 1 else None
+    rate = analysed.found.get("lr") if analysed else None
     failed = sum(count[status] for status in ("failed", "oom", "timeout"))
     return CellRow(
         cell=name,
@@ -63,11 +67,11 @@ def _row(snapshot: Snapshot, name: str, running: int) -> CellRow:
         best_lr=lowest.params["lr"] if lowest else None,
         best_loss=lowest.loss if lowest else None,
         best_params=dict(lowest.params) if lowest else None,
-        optimum=found.value if found else None,
-        low=_finite(found.low) if found else None,
-        high=_finite(found.high) if found else None,
+        optimum=rate.value if rate else None,
+        low=_finite(rate.low) if rate else None,
+        high=_finite(rate.high) if rate else None,
         seeds=len({trial.seed for trial in trials if trial.loss is not None}),
-        flags=found.flags if found else (),
+        flags=analysed.flags if analysed else (),
     )
 
 
@@ -113,6 +117,7 @@ _MEANING = {
     "flat": "too flat for an interval",
     "seeds": "seeds differ: add some for an interval",
     "diverged": "bounded by diverged trials",
+    "saddle": "no minimum within the range",
 }
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from mupscale.analysis.optima import Optimum, fit_optimum
 from mupscale.errors import StorageError
 
 Status = Literal["finished", "diverged", "stopped", "failed", "oom", "timeout"]
@@ -80,17 +79,6 @@ def trial_key(cell: str, number: int) -> str:
     'gqa-mup.r-4/0007'
     """
     return f"{cell}/{number:04d}"
-
-
-def optimum(trials: Sequence[Trial], confidence: float = 0.95) -> Optimum | None:
-    """Of the rate, in log2. Stopped trials say only that they were worse, and are left out."""
-    ended = [trial for trial in trials if trial.status in ("finished", "diverged")]
-    return fit_optimum(
-        [trial.log2_lr for trial in ended],
-        [trial.loss for trial in ended],
-        [trial.seed for trial in ended],
-        confidence=confidence,
-    )
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:

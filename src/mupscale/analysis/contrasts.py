@@ -1,0 +1,113 @@
+"""Differences between cells that share their seeds.
+
+Each cell has one value a seed: its optimum, or its loss there. Seeds are repeated in every cell, so a value is a cell's
+mean plus what the seed does everywhere plus what it does in this cell (a two-way table without replication; Scheffé
+1959, ch. 8). A sum of cells whose weights cancel is free of what a seed does everywhere, and its error is estimated
+from all cells together: with 9 cells and 3 seeds from 16 degrees of freedom instead of 2.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mupscale.analysis.estimates import Estimate
+from mupscale.analysis.optima import Spread, summed
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Located:
+    """A cell's value with its error if it stood alone, and the same for each seed where seeds can tell.
+
+    `same` is equal for cells with the very same runs: the base of two rules, say.
+    """
+
+    value: float
+    error: float
+    degrees_of_freedom: float
+    by_seed: Mapping[int, float]
+    extra_error: float = 0.0
+    "A part of the error that the seeds' values do not show."
+    same: Hashable = None
+
+
+@dataclass(frozen=True)
+class SeedTable:
+    """Mean squares of the values of a set of cells: of seeds, and of what a seed does in one cell."""
+
+    cells: int
+    seeds: int
+    of_seeds: float
+    of_interaction: float
+
+    @property
+    def interaction_freedom(self) -> int:
+        return (self.cells - 1) * (self.seeds - 1)
+
+    def variance(self, total: float, squares: float) -> tuple[float, float]:
+        """Of Σ w·mean over seeds, with total = Σw and squares = Σw², and its degrees of freedom."""
+        shared = total**2 / self.cells
+        if (
+            self.cells == 1 or self.of_seeds <= self.of_interaction
+        ):  # seeds do the same everywhere no more than by chance
+            freedom = self.cells * (self.seeds - 1)
+            within = (self.of_seeds + (self.cells - 1) * self.of_interaction) / self.cells
+            return squares * within / self.seeds, freedom
+        parts = [(shared * self.of_seeds / self.seeds, self.seeds - 1.0)]
+        if squares > shared:
+            parts.append(((squares - shared) * self.of_interaction / self.seeds, float(self.interaction_freedom)))
+        return summed(parts)
+
+
+def seed_table(cells: Sequence[Located]) -> SeedTable | None:
+    """Of the distinct cells; None unless all have the same two seeds or more."""
+    distinct = list({_identity(k, cell): cell for k, cell in enumerate(cells)}.values())
+    seeds = sorted(distinct[0].by_seed) if distinct else []
+    if len(seeds) < 2 or any(sorted(cell.by_seed) != seeds for cell in distinct):
+        return None
+    table: Array = np.array([[cell.by_seed[seed] for seed in seeds] for cell in distinct])
+    count = len(table)
+    by_seed = table.mean(axis=0) - table.mean()
+    rest = table - table.mean(axis=1, keepdims=True) - by_seed
+    of_seeds = count * float(by_seed @ by_seed) / (len(seeds) - 1)
+    freedom = (count - 1) * (len(seeds) - 1)
+    return SeedTable(count, len(seeds), of_seeds, float(np.square(rest).sum()) / freedom if freedom else 0.0)
+
+
+def _identity(place: int, cell: Located) -> Hashable:
+    return ("place", place) if cell.same is None else ("same", cell.same)
+
+
+def pooled_spread(cells: Sequence[Located]) -> Spread | None:
+    """How far the values of a cell's seeds lie apart, told by all cells together; None where seeds cannot tell."""
+    table = seed_table(cells)
+    if table is None:
+        return None
+    variance, freedom = table.variance(1.0, 1.0)
+    return Spread(variance * table.seeds, freedom)
+
+
+def contrast(
+    cells: Sequence[Located], weights: Sequence[float], table: SeedTable | None, confidence: float
+) -> Estimate:
+    """Σ w·value with its interval. `table` is that of all cells of the study, of which these may be some."""
+    merged: dict[Hashable, tuple[Located, float]] = {}
+    for k, (cell, weight) in enumerate(zip(cells, weights, strict=True)):
+        known = merged.get(_identity(k, cell), (cell, 0.0))[1]
+        merged[_identity(k, cell)] = cell, known + weight
+    pairs = [(cell, weight) for cell, weight in merged.values() if abs(weight) > 1e-12]
+    value = sum(cell.value * weight for cell, weight in zip(cells, weights, strict=True))
+    if not pairs:  # the same runs on both sides
+        return Estimate(value, value, value)
+    alone = [((weight * cell.error) ** 2, cell.degrees_of_freedom) for cell, weight in pairs]
+    if table is None:
+        total, freedom = summed(alone) if all(math.isfinite(v) and f > 0 for v, f in alone) else (math.inf, 0.0)
+        return Estimate.student(value, math.sqrt(total), freedom, confidence)
+    shared = table.variance(sum(weight for _, weight in pairs), sum(weight**2 for _, weight in pairs))
+    extras = [((weight * cell.extra_error) ** 2, cell.degrees_of_freedom) for cell, weight in pairs]
+    total, freedom = summed([shared, *((v, f) for v, f in extras if v > 0)])
+    return Estimate.student(value, math.sqrt(total), freedom, confidence)

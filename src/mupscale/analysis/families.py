@@ -1,0 +1,440 @@
+"""How well an optimum holds over a family of models, rule by rule: the heart of transfer."""
+
+import itertools
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mupscale.analysis.contrasts import Located, SeedTable, contrast, pooled_spread, seed_table
+from mupscale.analysis.estimates import Estimate
+from mupscale.analysis.measurements import Measurement, Member
+from mupscale.analysis.optima import Optimum, Spread, fit_optimum
+from mupscale.analysis.surfaces import Surface, fit_surface
+from mupscale.analysis.timescales import tau_epoch
+
+
+@dataclass(frozen=True)
+class CellAnalysis:
+    """A rule on a member of the family. Optima are in log2 of the searched parameter."""
+
+    rule: str
+    member: Member
+    runs: int
+    "That ended, the diverged ones included."
+    diverged: int
+    seeds: tuple[int, ...]
+    lowest: Measurement | None
+    "The run with the lowest loss."
+    optimum: Optimum | None
+    "Of the rate, where nothing else is searched."
+    surface: Surface | None
+    "Where two parameters are searched."
+    same: Hashable = None
+    "Equal for cells with the very same runs."
+
+    @property
+    def found(self) -> Mapping[str, Estimate]:
+        """The optimum of each searched parameter, in log2, with its interval; empty where no run ended."""
+        if self.surface is not None:
+            return self.surface.found
+        one = self.optimum
+        return {} if one is None else {"lr": Estimate(one.value, one.low, one.high, one.degrees_of_freedom)}
+
+    @property
+    def loss(self) -> float | None:
+        """At the optimum."""
+        found = self.optimum or self.surface
+        return None if found is None else found.loss
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        found = self.optimum or self.surface
+        return () if found is None else found.flags
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What is given up, in nats, if a member is trained at the optimum of the proxy instead of its own."""
+
+    proxy: Member
+    member: Member
+    loss: Estimate
+    octaves: Estimate
+    "How far the proxy's optimum lies above the member's, in log2 of the rate."
+
+
+@dataclass(frozen=True)
+class RuleTransfer:
+    """How still the optimum of the rate stands over the family, under one rule."""
+
+    rule: str
+    members: tuple[Member, ...]
+    "Those with an optimum."
+    mean: Estimate | None
+    "Over members, log2 of the rate."
+    sd: float | None
+    "Over members, ddof 0, in octaves."
+    variance: float | None
+    "Over members, ddof 0, in squared octaves."
+    noise_variance: float | None
+    "The variance that noise alone would give, if all members had the same optimum."
+    drift: Estimate | None
+    "Octaves for each doubling of the family's axis."
+    regrets: tuple[Regret, ...]
+    "From the proxy, the member with the least position, to each of the others."
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two rules on the same seeds: `first` minus `second`. `better` names one only where the interval tells."""
+
+    quantity: str
+    'As "loss at the optimum", "loss at the proxy\'s optimum", "drift".'
+    unit: str
+    first: str
+    second: str
+    difference: Estimate
+    better: str | None
+
+
+@dataclass(frozen=True)
+class VarianceRow:
+    """Variance of the optimum over the members of a family, ddof 0, log2 units (loss in nats)."""
+
+    rule: str
+    members: int
+    variances: Mapping[str, float]
+    'By quantity: "lr", "weight_decay", "tau_epoch", "loss".'
+
+
+@dataclass(frozen=True)
+class StudyAnalysis:
+    """All that a study's runs say."""
+
+    axis: str | None
+    "What is varied: r, width, depth, parameters; None if nothing is."
+    parameters: tuple[str, ...]
+    "What is searched, as lr and weight_decay."
+    cells: tuple[CellAnalysis, ...]
+    transfers: tuple[RuleTransfer, ...]
+    comparisons: tuple[Comparison, ...]
+    variances: Mapping[str, tuple[VarianceRow, ...]]
+    'By what stands for the optimum: "fitted", or "lowest", the run with the lowest loss.'
+    confidence: float
+
+    def cell(self, rule: str, label: str) -> CellAnalysis | None:
+        return next((one for one in self.cells if one.rule == rule and one.member.label == label), None)
+
+
+def analyse(runs: Sequence[Measurement], *, axis: str | None = None, confidence: float = 0.95) -> StudyAnalysis:
+    """What the runs of a study say, in the order in which rules and members first appear."""
+    parameters = tuple(dict.fromkeys(name for run in runs for name in run.params))
+    grouped: dict[tuple[str, Member], list[Measurement]] = {}
+    for run in runs:
+        grouped.setdefault((run.rule, run.member), []).append(run)
+    cells = _cells(grouped, parameters, confidence)
+    rates = {place: _rate(cell) for place, cell in enumerate(cells)}
+    table = _table([one for one in rates.values() if one is not None])
+    rules = tuple(dict.fromkeys(cell.rule for cell in cells))
+    transfers = tuple(_transfer(rule, cells, rates, table, confidence) for rule in rules)
+    comparisons = _comparisons(transfers, cells, rates, table, confidence)
+    variances = {"fitted": _variances(rules, cells, grouped, fitted=True),
+                 "lowest": _variances(rules, cells, grouped, fitted=False)}  # fmt: skip
+    return StudyAnalysis(axis, parameters, tuple(cells), transfers, comparisons, variances, confidence)
+
+
+# Cells
+
+
+def _cells(
+    grouped: Mapping[tuple[str, Member], Sequence[Measurement]], parameters: Sequence[str], confidence: float
+) -> list[CellAnalysis]:
+    """Each fitted by itself, and once more with what all of them say of their seeds."""
+    alone = [_cell(key, runs, parameters, confidence, None) for key, runs in grouped.items()]
+    spread = pooled_spread([one for one in map(_rate, alone) if one is not None])
+    if spread is None:
+        return alone
+    return [_cell(key, runs, parameters, confidence, spread) for key, runs in grouped.items()]
+
+
+def _cell(
+    key: tuple[str, Member],
+    runs: Sequence[Measurement],
+    parameters: Sequence[str],
+    confidence: float,
+    spread: Spread | None,
+) -> CellAnalysis:
+    ended = [run for run in runs if run.loss is not None]
+    losses, seeds = [run.loss for run in runs], [run.seed for run in runs]
+    optimum = surface = None
+    if len(parameters) == 2:
+        first, second = parameters
+        points = [(run.log2(first), run.log2(second)) for run in runs]
+        surface = fit_surface(points, losses, seeds, names=(first, second), confidence=confidence)
+    elif parameters:
+        optimum = fit_optimum([run.log2("lr") for run in runs], losses, seeds, confidence=confidence, spread=spread)
+    return CellAnalysis(
+        *key,
+        len(runs),
+        len(runs) - len(ended),
+        tuple(sorted({run.seed for run in runs})),
+        min(ended, key=lambda run: run.loss or 0.0, default=None),
+        optimum,
+        surface,
+        frozenset((run.seed, *sorted(run.params.items()), run.loss) for run in runs),
+    )
+
+
+_UNUSABLE = frozenset(("few", "saddle", "edge", "flat"))
+"""Flags of an optimum that is no place yet: others are not compared with it."""
+
+
+def _rate(cell: CellAnalysis) -> Located | None:
+    """Where the cell's rate is, for differences between cells."""
+    if _UNUSABLE & set(cell.flags):
+        return None
+    if cell.optimum is not None:
+        one = cell.optimum
+        return Located(one.value, one.error, one.degrees_of_freedom, one.seed_optima, one.bend_error, cell.same)
+    if cell.surface is not None:
+        found = cell.surface.found["lr"]
+        return Located(found.value, cell.surface.errors["lr"], found.degrees_of_freedom, {}, 0.0, cell.same)
+    return None
+
+
+def _loss(cell: CellAnalysis) -> Located | None:
+    """The cell's loss at its optimum. One seed says nothing of its error."""
+    if cell.loss is None or _UNUSABLE & set(cell.flags):
+        return None
+    by_seed = {} if cell.optimum is None else cell.optimum.seed_losses
+    return Located(cell.loss, math.inf, 0, by_seed, 0.0, cell.same)
+
+
+def _table(located: Sequence[Located]) -> SeedTable | None:
+    return seed_table(located) if located else None
+
+
+# Transfer of a rule
+
+
+def _transfer(
+    rule: str,
+    cells: Sequence[CellAnalysis],
+    rates: Mapping[int, Located | None],
+    table: SeedTable | None,
+    confidence: float,
+) -> RuleTransfer:
+    known = [(cell, rate) for place, cell in enumerate(cells) if cell.rule == rule and (rate := rates[place])]
+    members = tuple(cell.member for cell, _ in known)
+    if not known:
+        return RuleTransfer(rule, (), None, None, None, None, None, ())
+    located = [rate for _, rate in known]
+    count = len(located)
+    values = np.array([rate.value for rate in located])
+    noise = float(np.mean([rate.error**2 for rate in located])) * (1 - 1 / count)
+    return RuleTransfer(
+        rule,
+        members,
+        contrast(located, [1 / count] * count, table, confidence),
+        float(values.std()),
+        float(values.var()),
+        noise,
+        _drift(members, located, table, confidence),
+        _regrets(known, table, confidence),
+    )
+
+
+def drift_weights(members: Sequence[Member]) -> list[float] | None:
+    """Weights that give the slope over log2 of the positions; None without two of them.
+
+    >>> drift_weights([Member(label="a", position=1), Member(label="b", position=4)])
+    [-0.5, 0.5]
+    """
+    if len({member.position for member in members}) < 2 or any(not member.position for member in members):
+        return None
+    places = np.log2([member.position or 1.0 for member in members])
+    centred = places - places.mean()
+    return [float(one) for one in centred / (centred @ centred)]
+
+
+def _drift(
+    members: Sequence[Member], located: Sequence[Located], table: SeedTable | None, confidence: float
+) -> Estimate | None:
+    weights = drift_weights(members)
+    return None if weights is None else contrast(located, weights, table, confidence)
+
+
+def _proxy(members: Sequence[Member]) -> int:
+    """The least on the axis; the first where there is none."""
+    if any(member.position is None for member in members):
+        return 0
+    return min(range(len(members)), key=lambda place: members[place].position or 0.0)
+
+
+def _regrets(
+    known: Sequence[tuple[CellAnalysis, Located]], table: SeedTable | None, confidence: float
+) -> tuple[Regret, ...]:
+    base = _proxy([cell.member for cell, _ in known])
+    proxy, there = known[base]
+    found: list[Regret] = []
+    for place, (cell, here) in enumerate(known):
+        if place != base:
+            octaves = contrast([there, here], [1, -1], table, confidence)
+            found.append(Regret(proxy.member, cell.member, _regret(cell, octaves), octaves))
+    return tuple(found)
+
+
+def _regret(cell: CellAnalysis, octaves: Estimate) -> Estimate:
+    """What the distance costs on the cell's fitted curve, at its ends and between them."""
+    cost = [_cost(cell, distance) for distance in (octaves.value, octaves.low, octaves.high)]
+    low = 0.0 if octaves.low <= 0 <= octaves.high else min(cost[1:])
+    return Estimate(cost[0], min(low, cost[0]), max(cost), octaves.degrees_of_freedom)
+
+
+def _cost(cell: CellAnalysis, octaves: float) -> float:
+    """Loss above the minimum so many octaves away, the other parameter where the valley has it."""
+    if not math.isfinite(octaves):
+        return math.inf
+    if cell.optimum is not None:
+        # Where a cubic turns down again it says nothing: the parabola does.
+        square = cell.optimum.bend[0] * octaves**2
+        return max(cell.optimum.loss_at(cell.optimum.value + octaves) - cell.optimum.loss, square / 2)
+    assert cell.surface is not None
+    (uu, uv), (_, vv) = cell.surface.hessian
+    return (uu - uv * uv / vv) / 2 * octaves**2
+
+
+# Rules side by side
+
+
+def _comparisons(
+    transfers: Sequence[RuleTransfer],
+    cells: Sequence[CellAnalysis],
+    rates: Mapping[int, Located | None],
+    table: SeedTable | None,
+    confidence: float,
+) -> tuple[Comparison, ...]:
+    losses = {place: _loss(cell) for place, cell in enumerate(cells)}
+    loss_table = _table([one for one in losses.values() if one is not None])
+    found: list[Comparison] = []
+    for first, second in itertools.combinations(transfers, 2):
+        places = [_places(cells, rates, one.rule, first, second) for one in (first, second)]
+        count = len(places[0])
+        if not count:
+            continue
+        weights = [1 / count] * count + [-1 / count] * count
+        both = [losses[place] for place in (*places[0], *places[1])]
+        own = contrast([one for one in both if one is not None], weights, loss_table, confidence)
+        found.append(_compared("loss at the optimum", "nats", first, second, own))
+        if count > 1:
+            added = _given_up(own, first, second, confidence)
+            found.append(_compared("loss at the proxy's optimum", "nats", first, second, added))
+        drift = _drifts(first, second, cells, rates, places, table, confidence)
+        if drift is not None:
+            found.append(_compared("drift", "octaves per doubling", first, second, drift))
+    return tuple(found)
+
+
+def _places(
+    cells: Sequence[CellAnalysis],
+    rates: Mapping[int, Located | None],
+    rule: str,
+    first: RuleTransfer,
+    second: RuleTransfer,
+) -> list[int]:
+    """The rule's cells on members that both have."""
+    common = set(first.members) & set(second.members)
+    return [k for k, cell in enumerate(cells) if cell.rule == rule and cell.member in common and rates[k] is not None]
+
+
+def _compared(quantity: str, unit: str, first: RuleTransfer, second: RuleTransfer, difference: Estimate) -> Comparison:
+    """Less is better in each of them."""
+    better = None
+    if difference.excludes(0):
+        better = first.rule if difference.value < 0 else second.rule
+    return Comparison(quantity, unit, first.rule, second.rule, difference, better)
+
+
+def _given_up(own: Estimate, first: RuleTransfer, second: RuleTransfer, confidence: float) -> Estimate:
+    """The losses at the optimum, with what each rule gives up by the proxy's added, averaged over the members."""
+    count = len(first.members)
+    value = own.value + (_total_regret(first) - _total_regret(second)) / count
+    if not own.bounded or not all(one.loss.bounded for rule in (first, second) for one in rule.regrets):
+        return Estimate(value, -math.inf, math.inf, 0)
+    half = (own.high - own.low) / 2
+    below, above = (
+        math.hypot(half, *(one / count for rule, side in sides for one in _reach(rule, side)))
+        for sides in (((first, -1), (second, 1)), ((first, 1), (second, -1)))
+    )
+    return Estimate(value, value - below, value + above, own.degrees_of_freedom)
+
+
+def _total_regret(rule: RuleTransfer) -> float:
+    return sum(one.loss.value for one in rule.regrets)
+
+
+def _reach(rule: RuleTransfer, side: int) -> list[float]:
+    """How far the regrets' intervals reach down, or up."""
+    return [one.loss.value - one.loss.low if side < 0 else one.loss.high - one.loss.value for one in rule.regrets]
+
+
+def _drifts(
+    first: RuleTransfer,
+    second: RuleTransfer,
+    cells: Sequence[CellAnalysis],
+    rates: Mapping[int, Located | None],
+    places: Sequence[Sequence[int]],
+    table: SeedTable | None,
+    confidence: float,
+) -> Estimate | None:
+    """How much further one drifts than the other, whichever way each goes."""
+    weights: list[float] = []
+    located: list[Located] = []
+    for sign, rule, own in zip((1, -1), (first, second), places, strict=True):
+        of_members = drift_weights([cells[place].member for place in own])
+        if of_members is None or rule.drift is None:
+            return None
+        direction = math.copysign(1.0, rule.drift.value)
+        weights += [sign * direction * weight for weight in of_members]
+        located += [rate for place in own if (rate := rates[place]) is not None]
+    return contrast(located, weights, table, confidence)
+
+
+# Variance tables
+
+
+def _variances(
+    rules: Sequence[str],
+    cells: Sequence[CellAnalysis],
+    grouped: Mapping[tuple[str, Member], Sequence[Measurement]],
+    *,
+    fitted: bool,
+) -> tuple[VarianceRow, ...]:
+    rows: list[VarianceRow] = []
+    for rule in rules:
+        optima = [one for cell in cells if cell.rule == rule if (one := _logs(cell, grouped, fitted=fitted))]
+        if len(optima) > 1:
+            names = [name for name in optima[0] if all(name in one for one in optima)]
+            variances = {name: float(np.var([one[name] for one in optima])) for name in names}
+            rows.append(VarianceRow(rule, len(optima), variances))
+    return tuple(rows)
+
+
+def _logs(
+    cell: CellAnalysis, grouped: Mapping[tuple[str, Member], Sequence[Measurement]], *, fitted: bool
+) -> dict[str, float]:
+    """log2 of what was searched, of τ where decay was, and the loss."""
+    if cell.lowest is None or cell.loss is None or (fitted and _UNUSABLE & set(cell.flags)):
+        return {}
+    if fitted:
+        logs, loss = {name: one.value for name, one in cell.found.items()}, cell.loss
+    else:
+        logs, loss = {name: cell.lowest.log2(name) for name in cell.lowest.params}, cell.lowest.loss or 0.0
+    steps = max((run.steps or 0 for run in grouped[cell.rule, cell.member]), default=0)
+    if steps and "tau_epoch" not in logs and "weight_decay" in logs:
+        logs["tau_epoch"] = math.log2(tau_epoch(2 ** logs["lr"], 2 ** logs["weight_decay"], steps))
+    if steps and "weight_decay" not in logs and "tau_epoch" in logs:
+        logs["weight_decay"] = -(logs["lr"] + logs["tau_epoch"] + math.log2(steps))
+    return {name: logs[name] for name in ("lr", "weight_decay", "tau_epoch", "std") if name in logs} | {"loss": loss}

@@ -1,0 +1,63 @@
+"""From the trials of a study to what analysis takes."""
+
+from mupscale.analysis.families import StudyAnalysis, analyse
+from mupscale.analysis.measurements import Measurement, Member
+from mupscale.studies.config import Cell, StudyConfig
+from mupscale.studies.study import Snapshot, Study
+
+
+def measured(study: Study | Snapshot) -> tuple[list[Measurement], str | None]:
+    """Every run that came to its end, and the axis along which the models differ.
+
+    Trials that failed say nothing, and stopped ones only that they were worse: both are left out.
+    """
+    cells = {cell.name: cell for cell in study.config.cells()}
+    axis = _axis(study.config)
+    members = {
+        name: Member(label=member_label(cell), position=_position(study.config, cell, axis))
+        for name, cell in cells.items()
+    }
+    runs = [
+        Measurement(
+            rule=cells[trial.cell].rule_name, member=members[trial.cell], seed=trial.seed, params=trial.params,
+            loss=trial.loss, steps=trial.steps,
+        )
+        for trial in study.trials
+        if trial.status in ("finished", "diverged") and trial.cell in cells
+    ]  # fmt: skip
+    return runs, axis
+
+
+def analysis_of(study: Study | Snapshot, confidence: float = 0.95) -> StudyAnalysis:
+    """What the study's runs say."""
+    runs, axis = measured(study)
+    return analyse(runs, axis=axis, confidence=confidence)
+
+
+def member_label(cell: Cell) -> str:
+    """As "large", "n_kv_heads = 3"; "all" where nothing is varied."""
+    return (
+        ", ".join([*([cell.label] if cell.label else []), *(f"{k} = {v}" for k, v in cell.dimensions.items())]) or "all"
+    )
+
+
+def _axis(config: StudyConfig) -> str | None:
+    if len(config.cells()) == len(config.rules):
+        return None
+    if not config.variants and len(config.vary) == 1:
+        name = next(iter(config.vary))
+        return "r" if name == "n_kv_heads" and config.trainer is None else name
+    return "parameters" if config.trainer is None else None
+
+
+def _position(config: StudyConfig, cell: Cell, axis: str | None) -> float | None:
+    if axis is None:
+        return None
+    if axis in cell.dimensions:
+        return float(cell.dimensions[axis])
+    shape = config.run_config(cell, dict.fromkeys(config.space, 1.0), config.seeds[0]).model
+    if axis == "r":
+        return float(shape.repetitions)
+    from mupscale.models.budgets import parameter_counts
+
+    return float(parameter_counts(shape).non_embedding)
