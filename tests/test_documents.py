@@ -17,13 +17,19 @@ def blocks(document: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
+@pytest.fixture
+def elsewhere(monkeypatch, tmp_path):
+    """An empty folder to write to, with the committed results beside it, as in a clone."""
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    monkeypatch.chdir(tmp_path)
+
+
 WITH_PYTHON = [d for d in DOCUMENTS if blocks(d, "python")]
 CONSOLE = [(d.name, block) for d in DOCUMENTS for block in blocks(d, "console")]
 
 
 @pytest.mark.parametrize("document", WITH_PYTHON, ids=lambda d: d.name)
-def test_python_blocks_run_one_after_the_other(document, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_python_blocks_run_one_after_the_other(document, elsewhere):
     namespace: dict[str, object] = {"__name__": "document"}
     for block in blocks(document, "python"):
         exec(compile(block, str(document), "exec"), namespace)
@@ -32,8 +38,7 @@ def test_python_blocks_run_one_after_the_other(document, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "block"), CONSOLE)
-def test_a_command_prints_what_the_document_shows(name, block, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_command_prints_what_the_document_shows(name, block, capsys, elsewhere):
     command, _, shown = block.partition("\n")
     assert command.startswith("$ mupscale ")
     assert main(shlex.split(command)[2:]) == 0
