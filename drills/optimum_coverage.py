@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mupscale.analysis.families import analyse
+from mupscale.analysis import analyse
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.analysis.optima import ASYMMETRY, RECORDED_SPREAD, Optimum, fit_optimum
 
