@@ -160,6 +160,15 @@ class TestFlags:
     def test_a_curve_that_bends_down_is_flat(self):
         assert "flat" in fit_optimum(GRID, 3 - curve(GRID)).flags
 
+    @pytest.mark.parametrize("jump", [0.5, 1.0, 5.0, 1e6])
+    def test_runs_that_exploded_are_no_part_of_the_curve(self, jump):
+        """Whether left out, or too wide an interval: an optimum that they draw away is not sold as known."""
+        xs, seeds = np.tile(GRID, 3), np.repeat(np.arange(3), 9)
+        noise = np.random.default_rng(6).normal(0, 0.003, len(xs))
+        found = fit_optimum(xs, curve(xs, -6.0) + noise + jump * (xs == -4), seeds)
+        assert found.low <= -6.0 <= found.high
+        assert "diverged" in found.flags or jump < 1.5
+
     def test_diverged_runs_beyond_the_optimum_are_told(self):
         losses = [None if x > -5 else float(curve(x)) for x in GRID]
         found = fit_optimum(GRID, losses)

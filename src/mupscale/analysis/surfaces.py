@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import fdtri
 
 from mupscale.analysis.estimates import Estimate
-from mupscale.analysis.optima import ASYMMETRY, RECORDED_SPREAD
+from mupscale.analysis.optima import ASYMMETRY, FAR_ABOVE, RECORDED_SPREAD
 from mupscale.analysis.slopes import t_quantile
 from mupscale.errors import DimensionError, OptionError
 
@@ -176,6 +176,8 @@ def _around(xy: Array, ys: Array, groups: NDArray[np.int64], centre: Array) -> t
     for _ in range(4):
         distances = np.square((xy - centre) / span).sum(axis=1)
         near = distances <= np.sort(distances)[count - 1] + 1e-12
+        above = ys - ys.min()
+        near &= above <= FAR_ABOVE * float(np.median(above[near]))  # what exploded is no part of the bowl
         fit = _bent(xy[near], ys[near], groups[near])
         if fit is None or (found is not None and np.array_equal(near, found[1])):
             break

@@ -16,14 +16,19 @@ _TITLE_INCHES, _LABEL_INCHES = 0.1, 0.085
 
 
 @contextmanager
-def blank_figure(width_inches: float, height_inches: float) -> "Generator[Figure, None, None]":
-    """A figure to draw on inside the `with`; afterwards matplotlib's settings are the caller's own again."""
+def blank_figure(
+    width_inches: float, height_inches: float, *, formulas: bool = True
+) -> "Generator[Figure, None, None]":
+    """A figure to draw on inside the `with`; afterwards matplotlib's settings are the caller's own again.
+
+    Without `formulas`, dollars in a text are dollars: for names that a user chose.
+    """
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("matplotlib", "report") from error
-    with matplotlib.rc_context(dict(SETTINGS)):
+    with matplotlib.rc_context({**SETTINGS, "text.parse_math": formulas}):
         yield Figure(figsize=(width_inches, height_inches), layout="constrained")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mupscale.errors import DimensionError, NonFiniteError, OptionError
 from mupscale.reports.canvas import blank_figure, write_title, write_y_label
 from mupscale.reports.log_axes import Limits, comparable_limits, comparable_ticks, plain_number
-from mupscale.reports.style import QUIET, mark_of
+from mupscale.reports.style import QUIET, mark_of, ordered_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,9 +20,6 @@ _PANEL_INCHES = {1: (4.4, 3.0), 2: (3.4, 2.6), 3: (2.7, 2.2), 4: (2.6, 2.1)}
 
 _TITLE_INCHES = 0.084
 """Width of a bold character at 10 points, on average."""
-
-_LIGHTEST = 0.8
-"""Where viridis ends for us: what follows is too pale a yellow to be read on white."""
 
 _FAR_INTERVAL = 2.0
 """An interval may stretch its axis by this factor beyond the means, no further: the means are what one compares."""
@@ -62,7 +59,7 @@ def draw_panels(panels: Sequence[Panel], *, x_label: str, y_label: str, title: s
     legend_columns = math.ceil(len(labels) / (4 * rows * height))
     legend_width = max(legend_columns * (0.7 + 0.07 * max(map(len, labels))), 0.08 * len(legend_title))
     with blank_figure(columns * width + legend_width + 0.4, rows * height + 0.4) as figure:
-        colours = _ordered_colours(labels)
+        colours = ordered_colours(labels)
         limits = comparable_limits([_y_range(panel) for panel in panels])
         x_limits = _x_limits(panels)
         for index, (panel, ticks) in enumerate(zip(panels, comparable_ticks(limits), strict=True)):
@@ -111,15 +108,6 @@ def _grid(n_panels: int) -> tuple[int, int]:
     """Rows and columns: a strip of up to four, then three or four columns, whichever leaves fewer cells unused."""
     columns = n_panels if n_panels <= 4 else min((4, 3), key=lambda some: -n_panels % some)
     return math.ceil(n_panels / columns), columns
-
-
-def _ordered_colours(labels: Sequence[str]) -> dict[str, str]:
-    """Dark to light, because the labels are values in order; viridis is uniform, and safe for the colour-blind."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    last = max(1, len(labels) - 1)
-    return {label: to_hex(colormaps["viridis"](_LIGHTEST * index / last)) for index, label in enumerate(labels)}
 
 
 def _y_range(panel: Panel) -> Limits:

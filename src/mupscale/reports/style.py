@@ -1,6 +1,6 @@
 """How every figure looks: colours that colour-blind readers can tell apart, and nothing that shouts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,18 @@ QUIET = "#5A5A5A"
 
 INK = "#222222"
 """Reference lines, and what theory predicts."""
+
+_LIGHTEST = 0.8
+"""Where viridis ends for us: what follows is too pale a yellow to be read on white."""
+
+
+def ordered_colours(labels: Sequence[str]) -> dict[str, str]:
+    """Dark to light, because the labels are values in order; viridis is uniform, and safe for the colour-blind."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    last = max(1, len(labels) - 1)
+    return {label: to_hex(colormaps["viridis"](_LIGHTEST * index / last)) for index, label in enumerate(labels)}
 
 
 @dataclass(frozen=True)

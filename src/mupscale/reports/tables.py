@@ -1,0 +1,169 @@
+"""Every table of a study as plain rows, for spreadsheets and data frames.
+
+Optima and rates are log2 of base values, losses are nats. A number that is not known, or an interval without an end, is
+None: an empty cell, a null.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mupscale.analysis.estimates import Estimate
+from mupscale.analysis.families import CellAnalysis, RuleTransfer, StudyAnalysis
+from mupscale.analysis.measurements import Measurement
+from mupscale.reports.parquet import save_parquet
+from mupscale.reports.saving import save_csv
+
+Row = Mapping[str, object]
+
+
+def study_tables(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> dict[str, list[Row]]:
+    """All of them by name; one that has nothing to say has no rows."""
+    return {
+        "trials": trial_rows(runs),
+        "optima": optimum_rows(analysis),
+        "transfer": transfer_rows(analysis),
+        "regrets": regret_rows(analysis),
+        "comparisons": comparison_rows(analysis),
+        "variances": variance_rows(analysis),
+    }
+
+
+def trial_rows(runs: Sequence[Measurement]) -> list[Row]:
+    """A row a run that ended. Searched parameters have columns of their own, as they were set."""
+    names = dict.fromkeys(name for run in runs for name in run.params)
+    return [
+        {
+            "rule": run.rule,
+            "member": run.member.label,
+            "position": _number(run.member.position),
+            "seed": run.seed,
+            **{name: _number(run.params.get(name)) for name in names},
+            "steps": run.steps,
+            "loss": _number(run.loss),
+            "diverged": _number(run.loss) is None,
+        }
+        for run in runs
+    ]
+
+
+def optimum_rows(analysis: StudyAnalysis) -> list[Row]:
+    """A row a cell and searched parameter: log2 of the optimum, its interval, the loss there, and what it rests on."""
+    return [
+        {
+            **_cell(cell),
+            "parameter": name,
+            **_estimate("log2_optimum", found),
+            "optimum": _power(found.value),
+            "loss": _number(cell.loss),
+            "lowest_loss": None if cell.lowest is None else _number(cell.lowest.loss),
+            "runs": cell.runs,
+            "diverged": cell.diverged,
+            "seeds": len(cell.seeds),
+            "flags": " ".join(cell.flags),
+            "confidence": analysis.confidence,
+        }
+        for cell in analysis.cells
+        for name, found in cell.found.items()
+    ]
+
+
+def _cell(cell: CellAnalysis) -> Row:
+    return {"rule": cell.rule, "member": cell.member.label, "position": _number(cell.member.position)}
+
+
+def transfer_rows(analysis: StudyAnalysis) -> list[Row]:
+    """A row a rule: how still its optimum of the rate stands, in octaves."""
+    return [
+        {
+            "rule": one.rule,
+            "axis": analysis.axis or "",
+            "members": len(one.members),
+            **_estimate("log2_lr_mean", one.mean),
+            "sd_octaves": _number(one.sd),
+            "variance_octaves2": _number(one.variance),
+            "noise_variance_octaves2": _number(one.noise_variance),
+            **_estimate("drift_octaves_per_doubling", one.drift),
+            **_evidence(analysis, one),
+            "confidence": analysis.confidence,
+        }
+        for one in analysis.transfers
+    ]
+
+
+def _evidence(analysis: StudyAnalysis, transfer: RuleTransfer) -> Row:
+    own = [cell for cell in analysis.cells if cell.rule == transfer.rule and cell.member in transfer.members]
+    return {"runs": sum(cell.runs for cell in own), "seeds": len({seed for cell in own for seed in cell.seeds})}
+
+
+def regret_rows(analysis: StudyAnalysis) -> list[Row]:
+    """A row a rule and member: the loss given up there by the proxy's optimum, and how far that lies from its own."""
+    return [
+        {
+            "rule": transfer.rule,
+            "proxy": one.proxy.label,
+            "member": one.member.label,
+            "position": _number(one.member.position),
+            **_estimate("regret_nats", one.loss),
+            **_estimate("distance_octaves", one.octaves),
+            "confidence": analysis.confidence,
+        }
+        for transfer in analysis.transfers
+        for one in transfer.regrets
+    ]
+
+
+def comparison_rows(analysis: StudyAnalysis) -> list[Row]:
+    """A row two rules and quantity: first minus second. `better` is empty where the interval does not tell."""
+    return [
+        {
+            "quantity": one.quantity,
+            "unit": one.unit,
+            "first": one.first,
+            "second": one.second,
+            **_estimate("difference", one.difference),
+            "better": one.better or "",
+            "confidence": analysis.confidence,
+        }
+        for one in analysis.comparisons
+    ]
+
+
+def variance_rows(analysis: StudyAnalysis) -> list[Row]:
+    """A row a rule, quantity and kind of optimum: variance over members, ddof 0, in the unit beside it."""
+    return [
+        {
+            "optimum": kind,
+            "rule": one.rule,
+            "members": one.members,
+            "quantity": quantity,
+            "variance": _number(variance),
+            "unit": "nats²" if quantity == "loss" else "octaves²",
+        }
+        for kind, rows in analysis.variances.items()
+        for one in rows
+        for quantity, variance in one.variances.items()
+    ]
+
+
+def save_table(rows: Sequence[Row], stem: Path) -> list[Path]:
+    """The rows as CSV and as Parquet beside `stem`."""
+    return [save_csv(rows, stem.with_suffix(".csv")), save_parquet(rows, stem.with_suffix(".parquet"))]
+
+
+def _estimate(name: str, one: Estimate | None) -> Row:
+    """Three columns.
+
+    >>> _estimate("loss", Estimate(2.0, 1.5, math.inf))
+    {'loss': 2.0, 'loss_low': 1.5, 'loss_high': None}
+    """
+    value, low, high = (None, None, None) if one is None else (one.value, one.low, one.high)
+    return {name: _number(value), f"{name}_low": _number(low), f"{name}_high": _number(high)}
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _power(exponent: float) -> float | None:
+    return 2.0**exponent if -1000 < exponent < 1000 else None
