@@ -5,7 +5,7 @@ STAMP := .venv/.complete
 WORKERS ?= 2
 
 
-.PHONY: help venv postgres lint test demo drills bench clean
+.PHONY: help venv postgres browser lint test demo drills bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -30,12 +30,19 @@ postgres:
 	    sudo=$$(test "$$(id -u)" = 0 || echo sudo); \
 	    $$sudo apt-get -qq update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends postgresql >/dev/null; }
 
+# The report's tests open it in a real browser.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+	    echo "installing Chromium"; \
+	    sudo=$$(test "$$(id -u)" = 0 || echo sudo); \
+	    $$sudo apt-get -qq update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; }
+
 lint: venv  ## style, formatting and strict types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --warnings
 
-test: lint postgres  ## what CI runs
+test: lint postgres browser  ## what CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 demo: venv  ## the derived table, one derivation, a plan, one norm experiment with a figure

@@ -10,12 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mupscale import analysis, checks, engines, norms, optim, planning, reading, studies, targets, theory
+    from mupscale import analysis, checks, engines, norms, optim, planning, reading, recipes, studies, targets, theory
     from mupscale.checks import coordinate_check
     from mupscale.errors import MupscaleError
     from mupscale.norms import expected_operator_norm, repeat, rms_operator_norm, spectral_norm
     from mupscale.planning import Plan, plan
     from mupscale.reading import read
+    from mupscale.recipes import Recipe, transfer
     from mupscale.studies import Study
     from mupscale.targets import proxy
     from mupscale.theory import Rule, Scaling, derive
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "MupscaleError": "errors",
     "Plan": "planning",
+    "Recipe": "recipes",
     "Rule": "theory",
     "Scaling": "theory",
     "Study": "studies",
@@ -37,12 +39,26 @@ _HOME_OF = {
     "repeat": "norms",
     "rms_operator_norm": "norms",
     "spectral_norm": "norms",
+    "transfer": "recipes",
 }
-_ROOMS = ("analysis", "checks", "engines", "norms", "optim", "planning", "reading", "studies", "targets", "theory")
+_ROOMS = (
+    "analysis",
+    "checks",
+    "engines",
+    "norms",
+    "optim",
+    "planning",
+    "reading",
+    "recipes",
+    "studies",
+    "targets",
+    "theory",
+)
 
 __all__ = [
     "MupscaleError",
     "Plan",
+    "Recipe",
     "Rule",
     "Scaling",
     "Study",
@@ -59,12 +75,14 @@ __all__ = [
     "proxy",
     "read",
     "reading",
+    "recipes",
     "repeat",
     "rms_operator_norm",
     "spectral_norm",
     "studies",
     "targets",
     "theory",
+    "transfer",
 ]
 
 

@@ -71,6 +71,22 @@ class TestTheBase:
         assert plan.parameters == same.parameters
         assert by_role(plan)["attention_output"].lr == 1 / 2
 
+    def test_heads_of_another_size(self):
+        """A base may be narrower than one head of the model, if its own heads are smaller."""
+        model, base = llama(64, 2, 2, 1, head_dim=32), llama(16, 2, 4, 2, head_dim=4)
+        plan = mu.plan(model, base={"width": 16, "inner": 16, "head_dim": 4})
+        same = mu.plan(model, base=base)
+        assert plan.base == same.base == {"width": 16, "depth": 2, "heads": 4, "kv_heads": 2, "head_dim": 4, "r": 2}
+        attention = [p for p in plan.parameters if "self_attn" in p]
+        assert {p: plan.parameters[p] for p in attention} == {p: same.parameters[p] for p in attention}
+        assert any("head_dim differs (4 → 32)" in warning for warning in plan.warnings)
+        with pytest.raises(DimensionError, match=r"the number of heads would be 0\.5 instead of 2, which is not whole"):
+            mu.plan(model, base={"width": 16, "inner": 16})
+        with pytest.raises(DimensionError, match="heads × head_dim is 16, which is no multiple of head_dim=5"):
+            mu.plan(model, base={"width": 16, "inner": 16, "head_dim": 5})
+        with pytest.raises(DimensionError, match="2 heads of 8 cannot be shared by r=4"):
+            mu.plan(model, base={"width": 16, "inner": 16, "head_dim": 8, "r": 4})
+
     def test_dimensions_of_a_fused_matrix(self):
         plan = mu.plan(Fusable(64, 8, 2, fused=True), base={"width": 32, "r": 2})
         same = mu.plan(Fusable(64, 8, 2, fused=True), base=Fusable(32, 4, 2, fused=True))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import cyclopts
 
 import mupscale
-from mupscale.cli import check, demo, paper, plan, sweep, theory, training
+from mupscale.cli import check, demo, paper, plan, report, sweep, theory, training, transfer
 from mupscale.errors import MupscaleError
 
 app = cyclopts.App(
@@ -32,6 +32,8 @@ app.command(check.check)
 app.command(training.train)
 app.command(training.models)
 app.command(sweep.sweep)
+app.command(report.report)
+app.command(transfer.transfer)
 app.command(paper.app)
 app.command(demo.demo)
 

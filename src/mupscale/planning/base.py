@@ -15,7 +15,7 @@ from mupscale.reading.structure import class_of
 Base = nn.Module | ModelFacts | Mapping[str, int] | Any
 """A model (also on the meta device), what was read of one, a Hugging Face config, or {"width": 512, "depth": 8}."""
 
-DIMENSIONS = ("width", "depth", "r", "inner", "d_ff")
+DIMENSIONS = ("width", "depth", "r", "inner", "d_ff", "head_dim")
 
 
 def base_facts(model: nn.Module, facts: ModelFacts, base: Base, read: Callable[[nn.Module], ModelFacts]) -> ModelFacts:
@@ -47,7 +47,8 @@ def _from_config(kind: type[nn.Module], config: Any) -> nn.Module:
 def at_dimensions(facts: ModelFacts, dimensions: Mapping[str, int]) -> ModelFacts:
     """The same model at other dimensions: those left out are its own, and every fan keeps its ratio to the width.
 
-    `inner` is heads × head_dim and `d_ff` the width of the feed-forward part.
+    `inner` is heads × head_dim and `d_ff` the width of the feed-forward part. Heads are as large as the model's unless
+    `head_dim` is given: a base with small heads may be narrower than one head of the model.
     """
     asked = {name: _whole(name, value) for name, value in dimensions.items()}
     width, depth = asked.get("width", facts.width), asked.get("depth", facts.depth)
@@ -55,23 +56,42 @@ def at_dimensions(facts: ModelFacts, dimensions: Mapping[str, int]) -> ModelFact
         _refuse_constants(facts)
     ratio = Fraction(width, facts.width)
     ratios = {
-        "inner": _ratio(facts, asked, "inner", "attention_output", ratio),
-        "d_ff": _ratio(facts, asked, "d_ff", "mlp_out", ratio),
+        "inner": _ratio(facts, asked, "inner", ("attention_output",), ratio),
+        "d_ff": _ratio(facts, asked, "d_ff", ("mlp_out", "expert_out"), ratio),
         "width": ratio,
     }
     r = asked.get("r", facts.repetitions)
-    heads = facts.heads and _scaled("the number of heads", facts.heads, ratios["inner"])
+    head_dim = asked.get("head_dim", facts.head_dim)
+    heads = _heads(facts, asked.get("head_dim"), ratios["inner"])
     if heads and heads % r:
         raise DimensionError(
-            f"base: {heads} heads of the same size cannot be shared by r={r}. Choose another width, or give a base "
-            "model: mupscale.proxy(config, width=…) makes one."
+            f"base: {heads} heads of {head_dim} cannot be shared by r={r}. Choose another width, or give a base model: "
+            "mupscale.proxy(config, width=…) makes one."
         )
     parameters = {
         name: _resized(fact, ratios, width, depth if fact.depth == facts.depth else fact.depth, r)
         for name, fact in facts.parameters.items()
     }
     kv_heads = heads // r if heads else None
-    return replace(facts, parameters=parameters, width=width, depth=depth, heads=heads, kv_heads=kv_heads)
+    return replace(
+        facts, parameters=parameters, width=width, depth=depth, heads=heads, kv_heads=kv_heads, head_dim=head_dim
+    )  # fmt: skip
+
+
+def _heads(facts: ModelFacts, head_dim: int | None, inner: Fraction) -> int | None:
+    """How many heads the base has: all of one size, the model's unless said."""
+    if head_dim is None:
+        return facts.heads and _scaled("the number of heads", facts.heads, inner)
+    if facts.heads is None or facts.head_dim is None:
+        raise DimensionError(f"base: head_dim={head_dim}, but the heads of the model are not known. Leave it out.")
+    total = facts.heads * facts.head_dim * inner
+    heads = total / head_dim
+    if heads.denominator != 1:
+        raise DimensionError(
+            f"base: heads × head_dim is {float(total):g}, which is no multiple of head_dim={head_dim}. Choose another "
+            "head_dim, or give inner."
+        )
+    return int(heads)
 
 
 def _whole(name: str, value: object) -> int:
@@ -93,12 +113,15 @@ def _refuse_constants(facts: ModelFacts) -> None:
         )
 
 
-def _ratio(facts: ModelFacts, asked: Mapping[str, int], name: str, role: str, width: Fraction) -> Fraction:
+def _ratio(
+    facts: ModelFacts, asked: Mapping[str, int], name: str, roles: tuple[str, ...], width: Fraction
+) -> Fraction:  # fmt: skip
     if name not in asked:
         return width
-    own = next((fact.fan_in for fact in facts.parameters.values() if fact.role == role), None)
+    found = {fact.role: fact.fan_in for fact in facts.parameters.values()}
+    own = next((found[role] for role in roles if role in found), None)
     if own is None:
-        raise DimensionError(f"base: {name}={asked[name]}, but the model has no parameter with the role {role}.")
+        raise DimensionError(f"base: {name}={asked[name]}, but the model has no parameter with the role {roles[0]}.")
     return Fraction(asked[name], own)
 
 

@@ -1,0 +1,47 @@
+"""Lightning: the same, as a `LightningModule`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mupscale.recipes.exports.python import module
+
+if TYPE_CHECKING:
+    from mupscale.recipes.recipe import Recipe
+
+_USE = (
+    "It needs torch and lightning. Save it as recipe.py; then, with batches of BATCH sequences over all devices and "
+    "accumulate_grad_batches together,",
+    "    initialize_(model, seed=0); trainer(devices=8).fit(Training(model), batches)",
+)
+
+_BODY = '''
+class Training(lightning.LightningModule):
+    """Trains a model that returns its loss, as those of transformers do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def training_step(self, batch: dict[str, Any], index: int) -> torch.Tensor:
+        loss = self.model(**batch).loss
+        self.log("train_loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer, schedule = optimizer_and_schedule(self.model)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+
+def trainer(**others: Any) -> lightning.Trainer:
+    """The recipe's steps; clipping is off."""
+    return lightning.Trainer(max_steps=STEPS, **others)
+'''
+
+
+def export(recipe: Recipe) -> str:
+    """A module with a `LightningModule`."""
+    return module(recipe, "lightning", use=_USE, imports=["import lightning"], body=_BODY)

@@ -1,0 +1,149 @@
+"""torchtitan 0.3: a module with a config, in which optimizer groups are regular expressions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mupscale.recipes.exports.code import call, docstring, optimizer_class, raw_string, refuse_inexact
+from mupscale.recipes.exports.names import LLAMA_LIKE, llama_like
+from mupscale.targets.shapes import shape_name
+
+if TYPE_CHECKING:
+    from mupscale.recipes.recipe import Recipe
+    from mupscale.recipes.rows import Row
+
+REGISTERED = {
+    "llama-3-8b": ("llama3", "llama3_8b"),
+    "llama-3-70b": ("llama3", "llama3_70b"),
+    "llama-3-405b": ("llama3", "llama3_405b"),
+    "qwen3-32b": ("qwen3", "qwen3_32b"),
+}
+"""Shapes that torchtitan has a config for."""
+
+_USE = (
+    "A config of torchtitan 0.3.0. Save it as recipe.py where torchtitan is started, and add --module recipe --config "
+    "recipe. Set training.local_batch_size to what fits a device.",
+    "Queries, keys and values are separate matrices here (fuse_qkv=False), since they may need different rates. The "
+    "cosine ends one step after the last, torchtitan's way. Clipping is off, since factors are folded into weights. "
+    "Not for pipeline parallelism: torchtitan refuses a pattern that one stage has no parameter for.",
+)
+
+_HELPERS = '''
+def group(pattern: str, **values: float) -> ParamGroupConfig:
+    """The parameters that a regular expression finds, and their values."""
+    kwargs = {**values, "betas": BETAS}
+    return ParamGroupConfig(pattern=pattern, optimizer_name="{optimizer}", optimizer_kwargs=kwargs)
+
+
+def drawn(std: float) -> dict[str, Any]:
+    """Normal weights."""
+    return {"weight": partial(nn.init.normal_, std=std)}
+
+
+def set_to(value: float) -> dict[str, Any]:
+    """Gains of a norm."""
+    return {"weight": partial(nn.init.constant_, val=value)}
+'''
+
+_APPLIED = '''
+def applied(config: Trainer.Config) -> Trainer.Config:
+    """The config with the recipe's initialization, optimizer, schedule and length."""
+    model = config.model_spec.model
+    if (model.dim, len(model.layers)) != ({width}, {depth}):
+        raise ValueError(f"{model.dim} x {len(model.layers)}: the recipe is for {width} x {depth}.")
+    model.tok_embeddings.param_init = {embed_tokens}
+    model.norm.param_init = {norm}
+    model.lm_head.param_init = {lm_head}
+    query, key_value = {q_proj}, {k_proj}
+    for layer in model.layers:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        attention.qkv_linear = QKVLinear.Config(
+            head_dim={head_dim},
+            wq=Linear.Config(in_features={width}, out_features={inner}, param_init=query),
+            wkv=Linear.Config(in_features={width}, out_features={kv}, param_init=key_value),
+        )
+        attention.wo.param_init = {o_proj}
+{qk_norm}        feed_forward.w1.param_init = {gate_proj}
+        feed_forward.w3.param_init = {up_proj}
+        feed_forward.w2.param_init = {down_proj}
+        layer.attention_norm.param_init = {input_layernorm}
+        layer.ffn_norm.param_init = {post_attention_layernorm}
+    config.optimizer = OptimizersContainer.Config(param_groups=PARAM_GROUPS)
+    config.lr_scheduler = LRSchedulersContainer.Config(
+        warmup_steps={warmup}, decay_type="cosine", min_lr_factor={floor}
+    )
+    config.training.steps = {steps}
+    config.training.seq_len = {sequence}
+    config.training.global_batch_size = {batch}
+    config.training.max_norm = math.inf
+    return config
+'''
+
+_RECIPE = '''
+def recipe() -> Trainer.Config:
+    """What --config names."""
+    return applied({config}())
+'''
+
+
+def export(recipe: Recipe) -> str:
+    """A config module, with a `recipe` function where torchtitan has a config of this shape."""
+    refuse_inexact(recipe, "torchtitan")
+    rows = llama_like(recipe, "torchtitan")
+    known = REGISTERED.get(shape_name(recipe.target) or "")
+    use = _USE if known else (*_USE, "torchtitan has no config of this shape: pass one of your own to `applied`.")
+    parts = [
+        "\n\n".join([docstring(recipe, use), _imports(known), f"BETAS = {recipe.betas!r}"]),
+        _HELPERS.replace("{optimizer}", optimizer_class(recipe)),
+        _groups(recipe),
+        _applied(recipe, rows),
+        *([_RECIPE.replace("{config}", known[1])] if known else []),
+    ]
+    return "\n\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _imports(known: tuple[str, str] | None) -> str:
+    lines = [
+        "import math", "from functools import partial", "from typing import Any", "", "from torch import nn",
+        "from torchtitan.components.optimizer import (", "    LRSchedulersContainer,", "    OptimizersContainer,",
+        "    ParamGroupConfig,", ")", "from torchtitan.models.common.attention import QKVLinear",
+        "from torchtitan.models.common.linear import Linear",
+        *([f"from torchtitan.models.{known[0]}.config_registry import {known[1]}"] if known else []),
+        "from torchtitan.trainer import Trainer",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _groups(recipe: Recipe) -> str:
+    """One group for each set of values; patterns look at the end of a name, behind any wrapper's part of it."""
+    merged: dict[tuple[float | None, ...], list[str]] = {}
+    for row in recipe.rows:
+        name = LLAMA_LIKE[row.pattern].torchtitan.removesuffix(".weight")
+        merged.setdefault((row.lr, row.weight_decay, row.eps), []).append(re.escape(name))
+    lines: list[str] = []
+    for (lr, decay, eps), names in merged.items():
+        pattern = rf"(^|\.)({'|'.join(names)})\.weight$"
+        given = [raw_string(pattern), f"lr={lr!r}", f"weight_decay={decay!r}", f"eps={eps!r}"]
+        lines += call("group", given, ",", indent=4)
+    return "\n".join(["PARAM_GROUPS = [", *lines, "]"])
+
+
+def _applied(recipe: Recipe, rows: Mapping[str, Row]) -> str:
+    shape, length = recipe.shape, recipe.length
+    assert shape.inner is not None
+    starts = {name: f"drawn({row.std!r})" if row.std is not None else f"set_to({row.start!r})"
+              for name, row in rows.items()}  # fmt: skip
+    assert starts["k_proj"] == starts["v_proj"]  # torchtitan builds both from one config
+    norm = f"        attention.qk_norm.param_init = {starts['q_norm']}\n" if "q_norm" in starts else ""
+    values: dict[str, object] = {
+        **starts, "qk_norm": norm, "width": shape.width, "depth": shape.depth, "head_dim": shape.head_dim,
+        "inner": shape.inner, "kv": shape.inner // shape.r, "warmup": length.warmup, "steps": length.steps,
+        "floor": float(recipe.settings.get("floor") or 0.0), "sequence": length.sequence,
+        "batch": length.batch_sequences,
+    }  # fmt: skip
+    text = _APPLIED
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text

@@ -1,0 +1,155 @@
+"""The part that every export to plain Python has: the table, the groups, the initialization, the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mupscale.recipes.exports.code import docstring, optimizer_class, refuse_inexact, table
+
+if TYPE_CHECKING:
+    from mupscale.recipes.recipe import Recipe
+
+_VALUES = '''
+class Row(NamedTuple):
+    """What a parameter gets. It is drawn with `std` or set to `start`; without both, left alone."""
+
+    lr: float
+    weight_decay: float
+    eps: float
+    std: float | None = None
+    start: float | None = None
+'''
+
+_FUNCTIONS = '''
+def rows_of(model: nn.Module) -> dict[str, Row]:
+    """The row of each parameter. Raises unless each fits one pattern, and each pattern has some."""
+    found: dict[str, Row] = {}
+    unused = set(TABLE)
+    for name, _ in model.named_parameters():
+        bare = name.replace("_orig_mod.", "").removeprefix("module.")  # torch.compile, DDP
+        fitting = [p for p in TABLE if re.fullmatch(re.escape(p).replace(r"\\*", r"\\d+"), bare)]
+        if len(fitting) != 1:
+            raise ValueError(f"{len(fitting)} patterns match {name}: a recipe for another model.")
+        found[name] = TABLE[fitting[0]]
+        unused.discard(fitting[0])
+    if unused:
+        raise ValueError(f"nothing matches {sorted(unused)}: a recipe for another model.")
+    return found
+
+
+def param_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Groups for the optimizer, as few as there are distinct values."""
+    parameters = dict(model.named_parameters())
+    groups: dict[tuple[float, ...], dict[str, Any]] = {}
+    for name, row in rows_of(model).items():
+        values = {"lr": row.lr, "weight_decay": row.weight_decay, "eps": row.eps}
+        empty: dict[str, Any] = {"params": [], "param_names": [], **values}
+        group = groups.setdefault(tuple(values.values()), empty)
+        if parameters[name].requires_grad:
+            group["params"].append(parameters[name])
+            group["param_names"].append(name)
+    return [group for group in groups.values() if group["params"]]
+
+
+@torch.no_grad()
+def initialize_(model: nn.Module, seed: int) -> None:
+    """Draw the weights and set the gains, before the optimizer is made."""
+    torch.manual_seed(seed)
+    parameters = dict(model.named_parameters())
+    for name, row in rows_of(model).items():
+        if row.std is not None:
+            parameters[name].normal_(0.0, row.std)
+        elif row.start is not None:
+            parameters[name].fill_(row.start)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            module.weight[module.padding_idx].zero_()
+
+
+def factor(step: int) -> float:
+    """On each group's rate, for a step counted from 0: linear warmup, then a cosine."""
+    if step < WARMUP:
+        return (step + 1) / WARMUP
+    done = (step - WARMUP) / max(1, STEPS - 1 - WARMUP)
+    return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+'''
+
+_MAKE = '''
+def optimizer_and_schedule(model: nn.Module) -> tuple[torch.optim.Optimizer, LambdaLR]:
+    """Call the schedule's step() after each step of the optimizer."""
+    optimizer = torch.optim.{optimizer}(param_groups(model), betas=BETAS)
+{clip}    return optimizer, LambdaLR(optimizer, factor)
+'''
+
+_CLIP = '''
+@torch.no_grad()
+def clip_(model: nn.Module) -> None:
+    """Scale all gradients so that their norm, as the base would have it, is at most CLIP.
+
+    A factor of the forward pass that is folded into a weight divides its gradient: it is put back.
+    """
+    parameters = dict(model.named_parameters())
+    folded = {name: row.folded for name, row in rows_of(model).items()}
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    norms = [torch.linalg.vector_norm(g) * folded[name] for name, g in gradients.items()]
+    scale = CLIP / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)
+    for gradient in gradients.values():
+        gradient.mul_(scale.clamp(max=1.0))
+'''
+
+
+def module(recipe: Recipe, kind: str, *, use: Sequence[str], imports: Sequence[str] = (), body: str = "") -> str:
+    """A file of Python that needs torch and, beyond that, what `imports` say."""
+    refuse_inexact(recipe, kind)
+    clips = bool(recipe.settings.get("clip"))
+    functions = [_FUNCTIONS, *([_CLIP] if clips else []), _made(recipe), *([body] if body else [])]
+    return (
+        "\n\n\n".join(
+            [
+                "\n\n".join([docstring(recipe, [*use, _on_clipping(recipe)]), _imports(imports), _constants(recipe)]),
+                _VALUES.strip() + ("\n    folded: float = 1.0" if clips else ""),
+                "# Names of parameters; * is the number of a layer.\n" + table(recipe.rows, folded=clips),
+                *(part.strip() for part in functions),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _imports(more: Sequence[str]) -> str:
+    standard = ["import math", "import re", "from typing import Any, NamedTuple"]
+    others = sorted(["import torch", *more, "from torch import nn", "from torch.optim.lr_scheduler import LambdaLR"],
+                    key=lambda line: (line.startswith("from"), line.split()[1].lower()))  # fmt: skip
+    return "\n".join([*standard, "", *others])
+
+
+def _constants(recipe: Recipe) -> str:
+    length = recipe.length
+    lines = [
+        f"STEPS = {length.steps}",
+        f"WARMUP = {length.warmup}",
+        f"FLOOR = {float(recipe.settings.get('floor') or 0.0)!r}",
+        f"SEQUENCE = {length.sequence}  # tokens",
+        f"BATCH = {length.batch_sequences}  # sequences, over all devices",
+        f"BETAS = {recipe.betas!r}",
+    ]
+    clip = recipe.settings.get("clip")
+    return "\n".join([*lines, *([f"CLIP = {float(clip)!r}"] if clip else [])])
+
+
+def _made(recipe: Recipe) -> str:
+    clip = "    optimizer.register_step_pre_hook(lambda *_: clip_(model))\n"
+    text = _MAKE.replace("{optimizer}", optimizer_class(recipe))
+    return text.replace("{clip}", clip if recipe.settings.get("clip") else "")
+
+
+def _on_clipping(recipe: Recipe) -> str:
+    if recipe.settings.get("clip"):
+        return "Gradients are clipped before each step, by a norm that folding does not change. Switch any other off."
+    if any(row.folded != 1 for row in recipe.rows):
+        return (
+            "The study did not clip gradients. Factors of the forward pass are folded into the weights, so that "
+            "torch's clip_grad_norm_ would take another norm than on the base: leave clipping off."
+        )
+    return "The study did not clip gradients: leave clipping off."

@@ -1,0 +1,192 @@
+"""What a study trained under one rule: its models, how long, with which settings, from which base."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from mupscale.errors import OptionError
+from mupscale.recipes.shapes import ModelShape, shape_of
+from mupscale.studies import Study, StudyConfig, Trial
+from mupscale.studies.config import Cell, Trainer
+from mupscale.targets import Family, resolve
+from mupscale.theory import Rule
+from mupscale.training import lengths
+from mupscale.training.config import Optimizing, rule_from
+from mupscale.training.preparation import on_meta
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model that was swept, and how long it was trained; None for what a trainer of one's own did not say."""
+
+    label: str
+    shape: ModelShape
+    steps: int | None
+    tokens: int | None
+    sequence: int | None = None
+
+    @property
+    def batch_tokens(self) -> int | None:
+        return round(self.tokens / self.steps) if self.tokens and self.steps else None
+
+    @property
+    def tokens_per_parameter(self) -> float | None:
+        return self.tokens / self.shape.parameters if self.tokens else None
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A rule of a study. `settings` are the base values that it did not search; None where they are not known."""
+
+    study: str
+    rule: Rule
+    rule_name: str
+    variants: tuple[Variant, ...]
+    trials: tuple[Trial, ...]
+    "That ran to a good or bad end."
+    base: Mapping[str, int]
+    one_base: bool
+    "Whether all variants have the same base."
+    settings: Mapping[str, Any]
+    corpus: str | None
+    flops: float | None
+    "Of all trials of the study, other rules included: 6 × parameters × tokens."
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({trial.seed for trial in self.trials if trial.loss is not None}))
+
+    @property
+    def steps(self) -> float | None:
+        """Of a run: the geometric mean over the variants, since optima are averaged as logarithms."""
+        counts = [variant.steps for variant in self.variants if variant.steps]
+        return math.exp(sum(map(math.log, counts)) / len(counts)) if counts else None
+
+    def numbers(self, name: str) -> list[int]:
+        """What is known of a size, in the order of the variants, as width or r."""
+        found = [getattr(variant.shape, name) for variant in self.variants]
+        return [value for value in found if value is not None]
+
+
+def rules_of(config: StudyConfig) -> dict[str, str | Mapping[str, Any]]:
+    """The rules of a study, by name."""
+    return {cell.rule_name: cell.rule for cell in config.cells()}
+
+
+def swept_under(study: Study, rule: str) -> Swept:
+    """What the study did under a rule."""
+    config = study.config
+    trials = [trial for trial in study.trials if trial.has_run]
+    reader = _Reference(config) if config.trainer is None else _Own(config, config.trainer)
+    variants = {cell.name: reader.variant(cell, trials) for cell in config.cells()}
+    cells = [cell for cell in config.cells() if cell.rule_name == rule]
+    bases = [reader.base(cell) for cell in cells]
+    return Swept(
+        study=config.name,
+        rule=rule_from(cells[0].rule),
+        rule_name=rule,
+        variants=tuple(variants[cell.name] for cell in cells),
+        trials=tuple(trial for trial in trials if trial.rule == rule),
+        base=bases[0],
+        one_base=all(base == bases[0] for base in bases),
+        settings=reader.settings(cells[0]),
+        corpus=reader.corpus,
+        flops=_flops(study.trials, variants),
+    )
+
+
+def _flops(trials: Iterable[Trial], variants: Mapping[str, Variant]) -> float | None:
+    """None where a trial did not say how many tokens it saw."""
+    known = [trial for trial in trials if trial.tokens is not None or trial.has_run]
+    if any(trial.tokens is None for trial in known):
+        return None
+    return float(
+        sum(6 * variants[t.cell].shape.active_parameters * (t.tokens or 0) for t in known if t.cell in variants)
+    )
+
+
+def _label(cell: Cell) -> str:
+    return ", ".join(str(v) if k == "variant" else f"{k}={v}" for k, v in cell.variant.items()) or "the model"
+
+
+class _Reference:
+    """The reference GPT, whose configs say everything."""
+
+    def __init__(self, config: StudyConfig) -> None:
+        self._config = config
+        self._middle = {name: math.sqrt(low * high) for name, (low, high) in config.space.items()}
+        self.corpus: str | None = self._run(config.cells()[0]).data.corpus
+
+    def _run(self, cell: Cell) -> Any:
+        return self._config.run_config(cell, self._middle, self._config.seeds[0])
+
+    def variant(self, cell: Cell, trials: Iterable[Trial]) -> Variant:
+        run = self._run(cell)
+        length = lengths(run)
+        return Variant(_label(cell), _gpt_shape(run.model), length.steps, length.tokens, run.data.sequence)
+
+    def base(self, cell: Cell) -> Mapping[str, int]:
+        return _gpt_shape(self._run(cell).base_model()).base_dimensions
+
+    def settings(self, cell: Cell) -> Mapping[str, Any]:
+        run = self._run(cell)
+        return dataclasses.asdict(run.optimizer) | {"floor": run.length.floor}
+
+
+@cache
+def _gpt_shape(config: Any) -> ModelShape:
+    return shape_of(on_meta(config))
+
+
+class _Own:
+    """A trainer of one's own: its models by name, the rest as its trials told it."""
+
+    corpus: str | None = None
+
+    def __init__(self, config: StudyConfig, trainer: Trainer) -> None:
+        if trainer.target is None:
+            raise OptionError(
+                f"the study {config.name} does not say which model it trained, so there is no base to scale from. "
+                'Write trainer.target = "hf:llama,hidden_size=256", say, into its study.toml.'
+            )
+        self._config, self._target, self._base = config, trainer.target, trainer.base
+
+    def variant(self, cell: Cell, trials: Iterable[Trial]) -> Variant:
+        own = [trial for trial in trials if trial.cell == cell.name and trial.status == "finished"]
+        steps = [trial.steps for trial in own if trial.steps]
+        tokens = [trial.tokens for trial in own if trial.tokens]
+        shape = _named_shape(self._target, tuple(cell.dimensions.items()))
+        return Variant(_label(cell), shape, max(steps, default=None), max(tokens, default=None))
+
+    def base(self, cell: Cell) -> Mapping[str, int]:
+        if self._base is not None:
+            return _named_shape(self._base, ()).base_dimensions
+        given = cell.tables.get("base", {})
+        least = {k: max(v) if k == "n_kv_heads" else min(v) for k, v in self._config.vary.items()}
+        if not given and not least:
+            raise OptionError(f"the study {self._config.name} has no base. Write [base] with width, depth and r.")
+        if not given:
+            return _named_shape(self._target, tuple(least.items())).base_dimensions
+        own = _named_shape(self._target, tuple(cell.dimensions.items()))
+        return _resized(own.base_dimensions, given)
+
+    def settings(self, cell: Cell) -> Mapping[str, Any]:
+        """What [optimizer] says. Only the study's own defaults of the name and the betas are taken for granted."""
+        given = dict(cell.tables.get("optimizer", {}))
+        unknown = dict.fromkeys((f.name for f in dataclasses.fields(Optimizing)), None)
+        return unknown | {"name": "adamw", "multipliers": "fold", "floor": 0.0} | given
+
+
+@cache
+def _named_shape(name: str, dimensions: tuple[tuple[str, int], ...]) -> ModelShape:
+    return shape_of(Family(name, device="meta")(**dict(dimensions)) if dimensions else resolve(name).model)
+
+
+def _resized(own: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of a base that was given in part: those of attention and feed-forward follow the width."""
+    width = given.get("width", own["width"])
+    follow = {name: own[name] * width // own["width"] for name in ("inner", "d_ff") if name in own}
+    return {**own, **follow, **given}

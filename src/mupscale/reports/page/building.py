@@ -1,0 +1,134 @@
+"""`study_page`: one HTML file that holds everything it needs."""
+
+import itertools
+from collections import Counter
+from importlib import resources
+from typing import Any
+
+from mupscale.reports.page import tables
+from mupscale.reports.page.answer import answer
+from mupscale.reports.page.curves import curve_figure
+from mupscale.reports.page.data import PageData
+from mupscale.reports.page.embedding import embedded_json, embedded_script, powers, source_hash
+from mupscale.reports.page.maps import map_figures
+from mupscale.reports.page.plotly_source import plotly_source
+from mupscale.reports.page.trials import trial_columns
+from mupscale.reports.page.words import NAMES, SHORT
+from mupscale.reports.style import COLOURS, mark_of
+
+_SCRIPTS = ("theme.js", "figures.js", "trials.js", "page.js")
+
+
+def study_page(data: PageData) -> str:
+    """The page. It loads nothing, sends nothing, and says its answer and results also where no script runs."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("mupscale.reports.page", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2").render(_content(data))
+
+
+def _content(data: PageData) -> dict[str, Any]:
+    curves, maps = curve_figure(data.analysis, data.runs), map_figures(data.analysis, data.runs)
+    scripts = _scripts(bool(curves))
+    numbers = itertools.count(1)
+    return {
+        "powers": powers,
+        "longest_word": _longest_word,
+        "mark_of": mark_of,
+        "unique": lambda: next(numbers),
+        "data": data,
+        "answer": answer(data),
+        "tables": tables,
+        "counts": _counts(data),
+        "curves": curves,
+        "maps": maps,
+        "names": NAMES,
+        "short": SHORT,
+        "style": embedded_script(_file("page.css")),
+        "scripts": [embedded_script(source) for source in scripts],
+        "policy": _policy(scripts),
+        "embedded": embedded_json(_embedded(data, curves, maps)),
+    }
+
+
+def _embedded(data: PageData, curves: dict[str, Any] | None, maps: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the scripts draw."""
+    return {
+        "name": data.name,
+        "colours": COLOURS,
+        "labels": NAMES,
+        "curves": curves,
+        "maps": maps,
+        "columns": trial_columns(data.trials),
+        "refresh_seconds": data.refresh_seconds,
+    }
+
+
+def _scripts(with_figures: bool) -> list[str]:
+    """Plotly is 5 MB: a page without a figure does without."""
+    own = "\n".join(_file(name) for name in _SCRIPTS)
+    return [plotly_source(), own] if with_figures else [own]
+
+
+def _policy(scripts: list[str]) -> str:
+    """Only these scripts run, nothing is loaded from anywhere, and no form or base can lead away.
+
+    Plotly writes style attributes, which no hash can allow. Without images and fonts from elsewhere a style cannot
+    tell anybody anything.
+    """
+    hashes = " ".join(map(source_hash, scripts))
+    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def _counts(data: PageData) -> list[tuple[str, str]]:
+    """The strip of figures at the top: what the answer rests on."""
+    status = Counter(str(trial["status"]) for trial in data.trials)
+    failed = sum(status[one] for one in ("failed", "oom", "timeout"))
+    cells = data.analysis.cells
+    seeds = {trial["seed"] for trial in data.trials}
+    tokens = sum(trial.get("tokens") or 0 for trial in data.trials)
+    seconds = sum(trial.get("seconds") or 0.0 for trial in data.trials)
+    counts = [
+        ("trials", f"{len(data.trials):,}"),
+        ("finished", f"{status['finished']:,}"),
+        ("diverged", f"{status['diverged']:,}"),
+        ("stopped early", f"{status['stopped']:,}"),
+        ("failed", f"{failed:,}"),
+        ("rules × models", f"{len({one.rule for one in cells})} × {len({one.member.label for one in cells})}"),
+        ("seeds", str(len(seeds))),
+        ("tokens trained", _short(tokens)),
+        ("time of all runs", f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"),
+    ]
+    always = ("trials", "finished", "rules × models", "seeds")
+    return [(name, value) for name, value in counts if name in always or value not in ("0", "0 min")]
+
+
+def _short(number: float) -> str:
+    """A large number in a few characters.
+
+    >>> _short(950), _short(1_234_567), _short(3.2e12)
+    ('950', '1.23 M', '3.2 T')
+    """
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.0f}"
+
+
+def _longest_word(text: str) -> int:
+    """Its letters: a table cell with a very long one must break it.
+
+    >>> _longest_word("n_kv_heads = 12")
+    10
+    """
+    return max(map(len, text.split()), default=0)
+
+
+def _file(name: str) -> str:
+    return resources.files("mupscale.reports.page").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,70 @@
+"""From a study on disk to what its page shows. torch is loaded here, and only when it is called."""
+
+import dataclasses
+import datetime
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mupscale
+from mupscale.analysis.families import analyse
+from mupscale.errors import StudyFailedError
+from mupscale.reports.page.data import CheckSummary, PageData, Progress, RecipeView
+from mupscale.reports.page.recipes import no_recipe, recipe_view
+
+if TYPE_CHECKING:
+    from mupscale.analysis.families import StudyAnalysis
+    from mupscale.studies import Snapshot, Study, StudyConfig
+
+
+def page_data(
+    study: "Study", *, to: str | None = None, checks: Sequence[CheckSummary] = (), refresh_seconds: int | None = None
+) -> PageData:
+    """What the study's files say now. A page of a study that has ended never refreshes itself."""
+    from mupscale.studies.measured import measured
+
+    snapshot = study.snapshot()
+    runs, axis = measured(study)
+    analysis = analyse(runs, axis=axis)
+    progress = _progress(snapshot)
+    return PageData(
+        name=study.config.name,
+        config=_public(study.config),
+        analysis=analysis,
+        runs=runs,
+        trials=[trial.to_dict() for trial in snapshot.trials],
+        progress=progress,
+        made_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=mupscale.__version__,
+        recipe=None if to is None else _recipe(study, to, analysis),
+        checks=checks,
+        refresh_seconds=None if progress.done else refresh_seconds,
+    )
+
+
+def _progress(snapshot: "Snapshot") -> Progress:
+    return Progress(
+        ended=sum(len(cell) for cell in snapshot.cells.values()),
+        expected=sum(snapshot.expected.values()),
+        running=len(snapshot.running),
+        done=len(snapshot.done) == len(snapshot.cells),
+        growing=snapshot.config.search.method not in ("grid", "random"),
+    )
+
+
+def _public(config: "StudyConfig") -> str:
+    """As TOML. A page is passed on: values of the trainer's environment may be keys, and are left out."""
+    if config.trainer is not None:
+        hidden = dict.fromkeys(config.trainer.environment, "(not shown)")
+        config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, environment=hidden))
+    return config.to_toml()
+
+
+def _recipe(study: "Study", to: str, analysis: "StudyAnalysis") -> RecipeView:
+    """A study that has no optimum yet has no recipe either: the page says so."""
+    from mupscale.recipes import transfer
+
+    try:
+        recipe = transfer(study, to=to, analysis=analysis)
+    except StudyFailedError as error:
+        return no_recipe(to, str(error))
+    return recipe_view(recipe.to_dict(), recipe.to_text())

@@ -1,0 +1,217 @@
+"""The tables of results, as rows of text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mupscale.analysis.families import CellAnalysis, StudyAnalysis
+from mupscale.reports.page.words import (
+    AXES,
+    SHORT,
+    decimal,
+    flags_text,
+    power,
+    signed,
+    with_interval,
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows; columns in `numbers` stand flush right."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: frozenset[int] = frozenset()
+
+
+def optima_table(analysis: StudyAnalysis) -> Table:
+    """A row a cell: where its optimum lies, and on how many runs this rests."""
+    names = analysis.parameters or ("lr",)
+    searched = [heading for name in names for heading in (f"best {SHORT.get(name, name)}", "log2, interval")]
+    headings = ["rule", "model", *searched, "loss there", "lowest loss", "runs", "diverged", "seeds", "note"]
+    rows = [_optimum_row(cell, names) for cell in analysis.cells]
+    numbers = frozenset(range(2, len(headings) - 1))
+    caption = f"Optimum of each rule on each model, with {analysis.confidence:.0%} intervals; losses in nats."
+    return Table(caption, headings, rows, numbers)
+
+
+def _optimum_row(cell: CellAnalysis, names: Sequence[str]) -> list[str]:
+    found = cell.found
+    searched = [
+        text
+        for name in names
+        for text in (
+            (decimal(2 ** found[name].value), with_interval(found[name])) if name in found else ("–", "–")
+        )
+    ]  # fmt: skip
+    lowest = cell.lowest.loss if cell.lowest is not None else None
+    return [
+        cell.rule,
+        cell.member.label or "–",
+        *searched,
+        "–" if cell.loss is None else f"{cell.loss:.4f}",
+        "–" if lowest is None else f"{lowest:.4f}",
+        f"{cell.runs:,}",
+        f"{cell.diverged:,}",
+        ", ".join(map(str, cell.seeds)) if len(cell.seeds) <= 5 else str(len(cell.seeds)),
+        flags_text(cell.flags),
+    ]
+
+
+def transfer_table(analysis: StudyAnalysis) -> Table:
+    axis = AXES.get(analysis.axis or "", analysis.axis or "the axis")
+    headings = [
+        "rule", "models", "mean of log2 lr", "mean lr", "sd (octaves)", "variance (octaves²)",
+        "variance by noise alone",
+        f"drift (octaves a doubling of {axis})",
+    ]  # fmt: skip
+    rows = [
+        [
+            one.rule,
+            ", ".join(member.label for member in one.members) or "–",
+            with_interval(one.mean),
+            "–" if one.mean is None else f"{decimal(2**one.mean.value)} = {power(one.mean.value)}",
+            "–" if one.sd is None else signed(one.sd, 3),
+            "–" if one.variance is None else signed(one.variance, 4),
+            "–" if one.noise_variance is None else signed(one.noise_variance, 4),
+            with_interval(one.drift, 3),
+        ]
+        for one in analysis.transfers
+    ]
+    caption = "How still the best rate stands from model to model. sd and variance: over models, ddof 0."
+    return Table(caption, headings, rows, frozenset(range(2, 8)))
+
+
+def regret_table(analysis: StudyAnalysis) -> Table:
+    headings = ["rule", "rate of", "used on", "apart (octaves)", "loss given up (nats)"]
+    rows = [
+        [
+            transfer.rule,
+            one.proxy.label,
+            one.member.label,
+            with_interval(one.octaves),
+            with_interval(one.loss, 4),
+        ]
+        for transfer in analysis.transfers
+        for one in transfer.regrets
+    ]
+    return Table("What is given up by training a model with the proxy's best rate.", headings, rows, frozenset((3, 4)))
+
+
+def comparison_table(analysis: StudyAnalysis) -> Table:
+    headings = ["quantity", "first", "second", "first − second", "unit", "better"]
+    rows = [
+        [
+            one.quantity,
+            one.first,
+            one.second,
+            with_interval(one.difference, 4),
+            one.unit,
+            one.better or "not told apart",
+        ]
+        for one in analysis.comparisons
+    ]
+    caption = "Rules against each other on the same seeds. A rule is better only where the interval leaves zero out."
+    return Table(caption, headings, rows, frozenset((3,)))
+
+
+def variance_tables(analysis: StudyAnalysis) -> list[Table]:
+    return [
+        _variance_table(_KINDS.get(kind, kind), rows) for kind, rows in analysis.variances.items() if rows
+    ]  # fmt: skip
+
+
+_KINDS = {
+    "fitted": "Variance of the fitted optimum over models, ddof 0.",
+    "lowest": "Variance of the run with the lowest loss over models, ddof 0.",
+}
+
+
+def _variance_table(caption: str, rows: Sequence[Any]) -> Table:
+    names = list(dict.fromkeys(name for row in rows for name in row.variances))
+    headings = ["rule", "models", *(f"{SHORT.get(name, name)} ({_unit(name)})" for name in names)]
+    body = [[row.rule, str(row.members), *(_variance(row.variances, name) for name in names)] for row in rows]
+    return Table(caption, headings, body, frozenset(range(1, len(headings))))
+
+
+def _unit(name: str) -> str:
+    return "nats²" if name == "loss" else "octaves²"
+
+
+def _variance(values: Mapping[str, float], name: str) -> str:
+    return f"{values[name]:.3g}" if name in values else "–"
+
+
+def check_table(findings: Sequence[Mapping[str, Any]], quantity: str, caption: str) -> Table:
+    headings = ["statistic", "role", f"slope in log {quantity}", "interval", "predicted", "verdict"]
+    rows = [
+        [
+            str(one["label"]),
+            str(one["role"]).replace("_", " "),
+            signed(one["slope"], 3),
+            f"[{signed(one['low'], 3)}, {signed(one['high'], 3)}]",
+            "–" if one.get("predicted") is None else signed(one["predicted"], 3),
+            str(one["verdict"]),
+        ]
+        for one in findings
+    ]
+    return Table(caption, headings, rows, frozenset((2, 3, 4)))
+
+
+def curve_table(figure: Mapping[str, Any]) -> Table:
+    """The means that the curves draw, for readers who do not see them."""
+    rows = [
+        [panel["rule"], line["member"] or "–", f"{signed(x)} ({decimal(2**x)})", f"{mean:.4f}", str(count)]
+        for panel in figure["panels"]
+        for line in panel["lines"]
+        for x, mean, count in zip(line["x"], line["mean"], line["count"], strict=True)
+    ]
+    headings = ["rule", "model", "log2 lr (lr)", "mean loss", "seeds"]
+    return Table("Mean loss over seeds at each rate.", headings, rows, frozenset((2, 3, 4)))
+
+
+def map_table(figure: Mapping[str, Any]) -> Table:
+    second = SHORT.get(figure["second"], figure["second"])
+    rows = [
+        [
+            panel["rule"],
+            panel["member"] or "–",
+            "–" if panel["optimum"] is None else ", ".join(power(value) for value in panel["optimum"]),
+            "–" if panel["mean"] is None else ", ".join(power(value) for value in panel["mean"]),
+            str(len(panel["x"])),
+            _lowest(panel["loss"]),
+        ]
+        for panel in figure["panels"]
+    ]
+    headings = ["rule", "model", f"optimum (lr, {second})", "mean over models", "points", "lowest loss"]
+    return Table(f"What the maps of lr and {second} mark.", headings, rows, frozenset((2, 3, 4, 5)))
+
+
+def _lowest(losses: Sequence[float | None]) -> str:
+    ended = [loss for loss in losses if loss is not None]
+    return f"{min(ended):.4f}" if ended else "–"
+
+
+def curve_words(panel: Mapping[str, Any]) -> str:
+    """What a panel of curves shows, for its caption and for readers who do not see it."""
+    found = [_found_words(line["member"], line["optimum"]) for line in panel["lines"] if line["optimum"]]
+    if not found:
+        return f"{panel['rule']}: loss against learning rate; no optimum was fitted."
+    mean = "" if panel["mean"] is None else f"; mean {power(panel['mean'])}, sd {signed(panel['sd'] or 0.0)} octaves"
+    return f"Best lr under {panel['rule']}: {'; '.join(found)}{mean}."
+
+
+def _found_words(member: str, optimum: Mapping[str, Any]) -> str:
+    bounded = optimum["low"] is not None and optimum["high"] is not None
+    return f"{power(optimum['x'])} for {member or 'the model'}{'' if bounded else ' (no bound)'}"
+
+
+def map_words(panel: Mapping[str, Any], second: str) -> str:
+    """What a map shows, in words."""
+    where = f"{panel['rule']}, {panel['member'] or 'the model'}: loss over lr and {SHORT.get(second, second)}"
+    if panel["optimum"] is None:
+        return f"{where}, {len(panel['x'])} points; no optimum was fitted."
+    x, y = map(power, panel["optimum"])
+    return f"{where}, {len(panel['x'])} points; optimum at {x} and {y}."

@@ -1,0 +1,77 @@
+"""Every trial, column by column: ten thousand of them must stay small in the page."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mupscale.reports.page.words import SHORT
+
+LONGEST = 300
+"""Characters of an error that the table shows; the records hold all of it."""
+
+
+def trial_columns(trials: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Columns with a key, a heading, a kind ("text", "number", "rate") and the values.
+
+    Words that repeat (rules, statuses) are stored once and pointed at.
+    """
+    params: list[str] = list(dict.fromkeys(str(name) for trial in trials for name in trial["params"]))
+    numbers = [(name, name) for name in ("seed", "steps", "tokens", "seconds", "attempts")]
+    columns = [
+        _words("trial", "trial", [f"{trial['cell']}/{trial['number']:04d}" for trial in trials]),
+        _words("rule", "rule", [str(trial["rule"]) for trial in trials]),
+        _words("model", "model", [variant_text(trial["variant"]) for trial in trials]),
+        *(_column(f"param:{name}", SHORT.get(name, name), "rate", _param(trials, name)) for name in params),
+        _words("status", "status", [str(trial["status"]) for trial in trials]),
+        _column("loss", "loss", "loss", [trial.get("loss") for trial in trials]),
+        *(_column(key, heading, "number", [trial.get(key) for trial in trials]) for key, heading in numbers),
+        _words("error", "error", [_shortened(trial.get("error")) for trial in trials]),
+    ]
+    return [column for column in columns if not _says_nothing(column)]
+
+
+def _says_nothing(column: Mapping[str, Any]) -> bool:
+    """No error, or one attempt, throughout."""
+    return (column["key"] == "error" and column["words"] == [""]) or (
+        column["key"] == "attempts" and set(column["values"]) <= {1, None}
+    )
+
+
+def variant_text(variant: Mapping[str, Any]) -> str:
+    """What is varied, and its value.
+
+    >>> variant_text({"n_kv_heads": 3}), variant_text({"variant": "small"}), variant_text({})
+    ('n_kv_heads=3', 'small', '')
+    """
+    return ", ".join(str(value) if name == "variant" else f"{name}={value}" for name, value in variant.items())
+
+
+def _param(trials: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [trial["params"].get(name) for trial in trials]
+
+
+def _column(key: str, heading: str, kind: str, values: Sequence[Any]) -> dict[str, Any]:
+    return {"key": key, "heading": heading, "kind": kind, "values": [_number(value) for value in values]}
+
+
+def _words(key: str, heading: str, values: Sequence[str]) -> dict[str, Any]:
+    words = {word: place for place, word in enumerate(dict.fromkeys(values))}
+    return {
+        "key": key,
+        "heading": heading,
+        "kind": "text",
+        "words": list(words),
+        "values": [words[value] for value in values],
+    }
+
+
+def _number(value: Any) -> float | int | None:
+    """Seven digits are more than a loss has; None for what is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.7g}")
+
+
+def _shortened(text: Any) -> str:
+    words = "" if text is None else str(text)
+    return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"

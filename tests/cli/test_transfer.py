@@ -1,0 +1,107 @@
+"""`mupscale transfer`: what it prints, its exit status, and that the documents show what it prints."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from mupscale.cli import main
+from tests.recipes.studies import DENSE, ROOT, TINY, dense
+
+DOCUMENT = ROOT / "docs" / "transfer.md"
+SHOWN = re.findall(r"^```text\n\$ mupscale (.*?)\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@pytest.mark.parametrize(("command", "shown"), SHOWN, ids=[command for command, _ in SHOWN])
+def test_the_document_shows_what_is_printed(command, shown, capsys, monkeypatch):
+    """If it does not: run the command in the project's folder and paste what it prints."""
+    monkeypatch.chdir(ROOT)
+    arguments, _, cut = command.partition(" | ")
+    assert main(arguments.split()) == 0
+    printed = capsys.readouterr().out
+    if cut:  # sed -n FROM,TOp
+        first, last = map(int, re.findall(r"\d+", cut))
+        printed = "\n".join(printed.splitlines()[first - 1 : last])
+    assert rounded(printed.rstrip()) == rounded(shown.rstrip())
+
+
+def rounded(text):
+    """Numbers to six digits: the last ones may differ between machines."""
+    return re.sub(r"\d+\.\d{5,}(e[-+]\d+)?", lambda number: f"{float(number[0]):.6g}", text)
+
+
+def test_the_document_shows_both_targets():
+    assert {"llama-3-8b", "qwen3-32b"} <= {word for command, _ in SHOWN for word in command.split()}
+
+
+def test_json_and_markdown(capsys):
+    assert main(["transfer", str(DENSE), "--to", TINY, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["rule"]["name"] == "complete-p"
+    assert content["base_values"]["lr"]["low"] < content["base_values"]["lr"]["value"]
+    assert main(["transfer", str(DENSE), "--to", TINY, "--markdown", "--decay", "tau"]) == 0
+    assert "| → tau |" in capsys.readouterr().out
+
+
+def test_an_export_is_written_whole(tmp_path, capsys):
+    path = tmp_path / "recipe.py"
+    assert main(["transfer", str(DENSE), "--to", TINY, "--export", "pytorch", "--output", str(path)]) == 0
+    assert capsys.readouterr().out == ""
+    compile(path.read_text(), "recipe.py", "exec")
+
+
+def test_an_inconclusive_study_has_a_status_of_its_own(tmp_path, capsys):
+    study = dense(tmp_path, lambda trial: trial if trial["params"]["lr"] < 2**-6.9 else None)
+    assert main(["transfer", str(study.folder), "--to", TINY, "--export", "pytorch"]) == 3
+    printed = capsys.readouterr()
+    assert "INCONCLUSIVE" in printed.out
+    assert printed.err.startswith("inconclusive: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--to", "llama-9"], 2, "unknown target 'llama-9'"),
+        (["--to", TINY, "--rule", "sp"], 2, "unknown rule of this study 'sp'"),
+        (["--to", TINY, "--tokens", "1e9", "--tokens-per-parameter", "20"], 2, "Give one"),
+        (["--to", TINY, "--json", "--markdown"], 2, "exclude each other"),
+        (["--to", TINY, "--std", "0"], 2, "std=0.0 must be"),
+        (["--to", "command-r-plus"], 2, "multiplies"),
+        ([], 2, "--to"),
+    ],
+)
+def test_a_mistake_is_one_message(arguments, status, message, capsys):
+    assert main(["transfer", str(DENSE), *arguments]) == status
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "message"),
+    [
+        (lambda _: None, 2, "no finished trial yet"),
+        (lambda trial: {**trial, "status": "diverged", "loss": None}, 1, "not one trial finished well"),
+    ],
+    ids=["empty", "all diverged"],
+)
+def test_a_study_without_an_optimum(change, status, message, tmp_path, capsys):
+    study = dense(tmp_path, change)
+    assert main(["transfer", str(study.folder), "--to", TINY]) == status
+    assert message in capsys.readouterr().err
+    assert main(["transfer", str(tmp_path / "nothing"), "--to", TINY]) == 2
+
+
+def test_one_trial_is_inconclusive(tmp_path, capsys):
+    study = dense(tmp_path, lambda trial: trial if trial["cell"].startswith("mup.") and not trial["number"] else None)
+    assert main(["transfer", str(study.folder), "--to", TINY]) == 3
+    assert "INCONCLUSIVE" in capsys.readouterr().out
+
+
+def test_help_loads_nothing_heavy():
+    code = "from mupscale.cli import main; main(['transfer', '--help']); import sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("False")
+    assert "Example: mupscale transfer runs/gqa --to llama-3-8b" in done.stdout
