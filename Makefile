@@ -2,10 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.complete
+TITAN := .venv/torchtitan
 WORKERS ?= 2
 
 
-.PHONY: help venv postgres browser lint test demo drills bench clean
+.PHONY: help venv postgres browser torchtitan lint test demo drills bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -37,13 +38,22 @@ browser:
 	    sudo=$$(test "$$(id -u)" = 0 || echo sudo); \
 	    $$sudo apt-get -qq update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; }
 
+# What reads our export for it, in a folder of its own.
+torchtitan: $(TITAN)/.complete
+
+$(TITAN)/.complete: $(STAMP) tests/recipes/torchtitan.txt
+	@rm -rf $(TITAN)
+	@$(BIN)/python -m pip install --quiet --no-deps --target $(TITAN) -r tests/recipes/torchtitan.txt
+	@touch $(TITAN)/.complete
+
 lint: venv  ## style, formatting and strict types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --warnings
 
-test: lint postgres browser  ## what CI runs
+test: lint postgres browser torchtitan  ## what CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(TITAN) TORCHTITAN=1 $(BIN)/python -m pytest -q tests/recipes/test_torchtitan.py
 
 demo: venv  ## the derived table, one derivation, a plan, one norm experiment with a figure
 	@$(BIN)/mupscale demo

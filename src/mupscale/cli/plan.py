@@ -68,7 +68,7 @@ def plan(
         hf:TYPE with settings; a local config.json; or module:function that returns a model or a config.
     base
         The proxy that was tuned: dimensions such as width=512,depth=8 (the thin copy that keeps head_dim, r and the
-        ratio of the feed-forward part; also r, inner and d_ff), or anything that a target may be.
+        ratio of the feed-forward part; also r, inner, d_ff and head_dim), or anything that a target may be.
     optimizer
         As for derive: adamw, adam, sgd, momentum, lion, muon and so on.
     decay
