@@ -141,6 +141,13 @@ class TestFlags:
         assert fit_optimum([-6.0, -5.0], [None, math.nan]) is None
         assert fit_optimum([], []) is None
 
+    def test_a_seed_of_which_no_run_ended_is_left_out(self):
+        xs, seeds = np.tile(GRID, 2), np.repeat([1, 2], 9)
+        losses = [None if seed == 1 else float(curve(x)) for x, seed in zip(xs, seeds, strict=True)]
+        found = fit_optimum(xs, losses, seeds)
+        assert found.value == pytest.approx(-6.1, abs=0.01)
+        assert found.seeds == 1
+
     def test_too_few_points_give_the_lowest_and_no_interval(self):
         found = fit_optimum([-7.0, -6.0, -5.0], [2.2, 2.1, 2.3])
         assert (found.value, found.low, found.high, found.flags) == (-6.0, -math.inf, math.inf, ("few",))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial import Voronoi
 
-from mupscale.analysis.voronoi import cells
+from mupscale.analysis.voronoi import cells, within
 from mupscale.errors import DimensionError, NonFiniteError, OptionError
 
 BOX = ((-2.0, 3.0), (-1.0, 1.0))
@@ -125,3 +125,13 @@ def test_without_points_there_are_no_cells():
 def test_what_cannot_be_drawn_is_said(points, box, error, message):
     with pytest.raises(error, match=message):
         cells(points, box)
+
+
+@given(clouds)
+def test_what_lies_within_an_outline_adds_up_to_it_whichever_way_round_it_is_given(points):
+    """A parallelogram inside the box, as a search over other coordinates is."""
+    outline = [(-1.0, -0.5), (1.0, 0.0), (2.0, 0.8), (0.0, 0.3)]
+    for corners in (outline, outline[::-1]):
+        distinct = list(dict.fromkeys((x + 0.0, y + 0.0) for x, y in points))
+        parts = [within(polygon, corners) for polygon in cells(distinct, BOX)]
+        assert sum(area(part) for part in parts if len(part)) == pytest.approx(area(np.array(outline)), rel=1e-6)

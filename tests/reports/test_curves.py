@@ -13,7 +13,7 @@ from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.errors import MissingExtraError, OptionError
 from mupscale.reports import curve_panels, draw_curves
-from mupscale.reports.curves import _y_limits
+from mupscale.reports.curves import loss_limits
 from mupscale.reports.octaves import octave_ticks, power_of_two, short_name
 from tests.reports.made_studies import (
     HOSTILE,
@@ -114,7 +114,7 @@ def test_the_lowest_loss_is_always_seen(losses):
         Measurement(rule="mup", member=MEMBERS[0], seed=1, params={"lr": 2.0**-place}, loss=loss)
         for place, loss in enumerate(losses)
     ]
-    low, high = _y_limits(curve_panels(NOTHING, runs))
+    low, high = loss_limits(curve_panels(NOTHING, runs))
     assert low < min(losses) < high <= max(losses) * 1.1 + 1
 
 

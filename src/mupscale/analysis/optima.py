@@ -213,8 +213,9 @@ def _exploded(data: _Data, reach: float) -> NDArray[np.bool_]:
     On a parabola that is tried to ±2.5 octaves, the highest loss lies 6 times as far above the lowest as the median
     does; on one that leans as recorded, 8 times.
     """
-    lowest = np.array([data.ys[data.groups == one].min() for one in range(int(data.groups.max()) + 1)])
-    above = data.ys - lowest[data.groups]
+    above = data.ys.copy()
+    for one in data.seeds:
+        above[data.groups == one] -= data.ys[data.groups == one].min()
     near = _around(data.xs, float(data.xs[int(np.argmin(above))]), reach)
     return above > FAR_ABOVE * float(np.median(above[near]))
 

@@ -42,6 +42,24 @@ def cells(points: ArrayLike, box: tuple[Span, Span]) -> list[Array]:
     return [polygons[place].copy() for place in which]
 
 
+def within(polygon: Array, outline: Sequence[tuple[float, float]]) -> Array:
+    """The part of a polygon inside a convex outline, by cutting along each of its sides (Sutherland & Hodgman 1974).
+
+    >>> square = np.array([(0.0, 0.0), (2.0, 0.0), (2.0, 2.0), (0.0, 2.0)])
+    >>> within(square, [(-1, -1), (1, -1), (1, 3), (-1, 3)]).tolist()
+    [[0.0, 0.0], [1.0, 0.0], [1.0, 2.0], [0.0, 2.0]]
+    """
+    corners = np.asarray(outline, dtype=np.float64)
+    following = np.roll(corners, -1, axis=0)
+    if float((corners[:, 0] * following[:, 1] - corners[:, 1] * following[:, 0]).sum()) < 0:  # clockwise
+        corners, following = following, corners
+    kept: Polygon = [(float(x), float(y)) for x, y in polygon]
+    for (x0, y0), (x1, y1) in zip(corners.tolist(), following.tolist(), strict=True):
+        inside = [(x1 - x0) * (y - y0) - (y1 - y0) * (x - x0) for x, y in kept]
+        kept = _cut_off(kept, [-side for side in inside], _SLACK * (abs(x1 - x0) + abs(y1 - y0)))
+    return np.reshape(kept, (-1, 2))
+
+
 def _checked(points: ArrayLike, box: tuple[Span, Span]) -> Array:
     sites = np.asarray(points, dtype=np.float64)
     if sites.size == 0:
@@ -83,8 +101,11 @@ def _cut(polygons: list[Polygon], places: Array, own: Indices, other: Indices, s
 def _nearer(polygon: Polygon, dx: float, dy: float, slack: float) -> Polygon:
     """The part of a polygon that is nearer to (0, 0) than to (dx, dy)."""
     half = (dx * dx + dy * dy) / 2
-    beyond = [x * dx + y * dy - half for x, y in polygon]
-    allowed = slack * (abs(dx) + abs(dy))
+    return _cut_off(polygon, [x * dx + y * dy - half for x, y in polygon], slack * (abs(dx) + abs(dy)))
+
+
+def _cut_off(polygon: Polygon, beyond: Sequence[float], allowed: float) -> Polygon:
+    """A polygon without what lies beyond a line, given how far beyond each vertex lies."""
     if not beyond or max(beyond) <= allowed:
         return polygon
     kept: Polygon = []

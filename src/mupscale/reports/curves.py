@@ -126,7 +126,7 @@ def draw_curves(panels: Sequence[CurvePanel], *, axis: str | None = None, confid
     width = 2.3 * columns + 0.5 if columns > 1 else 3.4
     with blank_figure(width, rows * (2.6 + strip) + 0.45 + 0.2 * math.ceil(len(members) / 5), formulas=False) as figure:
         grid = figure.add_gridspec(2 * rows, columns, height_ratios=[2, strip] * rows, hspace=0.01)
-        x_limits, y_limits = _x_limits(panels), _y_limits(panels)
+        x_limits, y_limits = rate_limits(panels), loss_limits(panels)
         colours = dict(zip(members, ordered_colours([str(member) for member in members]).values(), strict=True))
         for index, panel in enumerate(panels):
             row, column = divmod(index, columns)
@@ -151,13 +151,13 @@ def _grid(n_panels: int) -> tuple[int, int]:
     return math.ceil(n_panels / columns), columns
 
 
-def _x_limits(panels: Sequence[CurvePanel]) -> Limits:
+def rate_limits(panels: Sequence[CurvePanel]) -> Limits:
     rates = [rate for panel in panels for curve in panel.curves for rate, _ in curve.runs]
     rates += [rate for panel in panels for curve in panel.curves for rate in curve.diverged]
     return with_margin(min(rates), max(rates))
 
 
-def _y_limits(panels: Sequence[CurvePanel]) -> Limits:
+def loss_limits(panels: Sequence[CurvePanel]) -> Limits:
     """From the lowest loss to where three quarters of the steepest curve are seen, or all of it if that is near."""
     curves = [sorted(loss for _, loss in curve.runs) for panel in panels for curve in panel.curves if curve.runs]
     if not curves:

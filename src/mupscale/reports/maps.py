@@ -63,6 +63,8 @@ class LossMap:
     member: Member
     points: tuple[tuple[float, float], ...]
     losses: tuple[float | None, ...]
+    counts: tuple[int, ...]
+    "Runs at each point."
     runs: int
     diverged: int
     fit: Surface | None
@@ -72,6 +74,17 @@ class LossMap:
     @property
     def lowest(self) -> float | None:
         return min((loss for loss in self.losses if loss is not None), default=None)
+
+    @property
+    def excesses(self) -> list[float | None]:
+        """Losses above the lowest."""
+        lowest = self.lowest
+        return [None if loss is None or lowest is None else loss - lowest for loss in self.losses]
+
+    @property
+    def sure(self) -> bool:
+        """Whether the runs bound the optimum."""
+        return self.fit is not None and not UNSURE & set(self.fit.flags)
 
 
 @dataclass(frozen=True)
@@ -104,7 +117,7 @@ def _grid(analysis: StudyAnalysis, runs: Sequence[Measurement], name: str) -> Ma
     for run in runs:
         if coordinate(run, name) is not None:
             found.setdefault((run.rule, run.member), []).append(run)
-    box = _box([_place(run, searched) for own in found.values() for run in own]) if found else None
+    box = map_box([_place(run, searched) for own in found.values() for run in own]) if found else None
     maps = {key: _map(analysis, name, own, _outline(own[0], name, searched, box)) for key, own in found.items() if box}
     rules, members = (tuple(dict.fromkeys(part)) for part in zip(*maps, strict=True)) if maps else ((), ())
     means = {rule: _mean([one for one in maps.values() if one.rule == rule]) for rule in rules}
@@ -139,6 +152,7 @@ def _map(
         member=runs[0].member,
         points=tuple(at),
         losses=tuple(map(_mean_loss, at.values())),
+        counts=tuple(map(len, at.values())),
         runs=len(runs),
         diverged=sum(loss is None for losses in at.values() for loss in losses),
         fit=_fit(analysis, name, runs),
@@ -182,7 +196,7 @@ def _fit(analysis: StudyAnalysis, name: str, runs: Sequence[Measurement]) -> Sur
 
 def _mean(maps: Sequence[LossMap]) -> tuple[float, float] | None:
     """Of the optima that the runs bound, each parameter by itself, as in the paper; None with less than two."""
-    fits = [one.fit for one in maps if one.fit is not None and not UNSURE & set(one.fit.flags)]
+    fits = [one.fit for one in maps if one.fit is not None and one.sure]
     if len(fits) < 2:
         return None
     other = next(name for name in fits[0].names if name != "lr")
@@ -197,7 +211,7 @@ def draw_maps(grid: MapGrid, *, axis: str | None = None, confidence: float = 0.9
     side = 1.95 if columns > 1 else 2.9
     with blank_figure(columns * side + 1.35, rows * side + 0.85, formulas=False) as figure:
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        box, norm = _box([place for one in grid.maps.values() for place in one.points]), _norm(grid)
+        box, norm = map_box([place for one in grid.maps.values() for place in one.points]), _norm(grid)
         for row, rule in enumerate(grid.rules):
             for column, member in enumerate(grid.members):
                 axes = panels[row, column]
@@ -223,7 +237,7 @@ def _write_above(axes: "Axes", text: str) -> None:
     note.set(horizontalalignment="center", fontsize=9)
 
 
-def _box(places: Sequence[tuple[float, float]]) -> Box:
+def map_box(places: Sequence[tuple[float, float]]) -> Box:
     """What the places cover, with some air."""
     x, y = zip(*places, strict=True)
     return with_margin(min(x), max(x)), with_margin(min(y), max(y))
@@ -233,15 +247,10 @@ def _norm(grid: MapGrid) -> "Normalize":
     """Linear close to a panel's lowest loss, logarithmic beyond, up to where nine tenths of all runs lie."""
     from matplotlib.colors import AsinhNorm
 
-    excesses = sorted(value for one in grid.maps.values() for value in _excesses(one) if value is not None)
+    excesses = sorted(value for one in grid.maps.values() for value in one.excesses if value is not None)
     top = excesses[(9 * (len(excesses) - 1)) // 10] if excesses else 0.0
     usual = median(excesses) if excesses else 0.0
     return AsinhNorm(linear_width=max(usual / 5, 1e-3), vmin=0.0, vmax=max(top, 1e-2))
-
-
-def _excesses(one: LossMap) -> list[float | None]:
-    lowest = one.lowest
-    return [None if loss is None or lowest is None else loss - lowest for loss in one.losses]
 
 
 def _draw_map(axes: "Axes", one: LossMap | None, box: Box, norm: "Normalize") -> None:
@@ -252,8 +261,7 @@ def _draw_map(axes: "Axes", one: LossMap | None, box: Box, norm: "Normalize") ->
     if one is None:
         axes.annotate("no run", (0.5, 0.5), xycoords="axes fraction", ha="center", color=QUIET, fontsize=8)
         return
-    excesses = _excesses(one)
-    polygons = list(zip(cells(one.points, box), excesses, strict=True))
+    polygons = list(zip(cells(one.points, box), one.excesses, strict=True))
     ended = [(polygon, excess) for polygon, excess in polygons if excess is not None]
     colours = PolyCollection([polygon for polygon, _ in ended], cmap=_COLOUR_MAP, norm=norm)
     colours.set(array=[excess for _, excess in ended], edgecolor="face", linewidth=0.3, zorder=1)

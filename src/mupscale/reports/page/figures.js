@@ -152,15 +152,22 @@ function markTraces(panel) {
   return [
     ...(panel.region.length ? [regionTrace(panel.region)] : []),
     ...(panel.mean ? [mark(panel.mean, "cross", 11, "mean over models")] : []),
-    ...(panel.optimum ? [mark(panel.optimum, "star", 15, "optimum")] : []),
+    ...(panel.optimum ? [optimumMark(mark(panel.optimum, "star", 15, "optimum"), panel.sure)] : []),
   ];
+}
+
+// An optimum that the runs do not bound is open, as in the figure above.
+function optimumMark(trace, sure) {
+  if (sure) return trace;
+  const marker = { ...trace.marker, symbol: "star-open", color: "#000000", line: { color: "#000000", width: 1.5 } };
+  return { ...trace, marker, hovertemplate: `${trace.hovertemplate.replace("optimum", "optimum, not bounded by these runs")}` };
 }
 
 function regionTrace(region) {
   const closed = [...region, region[0]];
   return {
     x: closed.map((place) => place[0]), y: closed.map((place) => place[1]), type: "scatter", mode: "lines",
-    line: { color: "#ffffff", width: 1.8, dash: "dot" }, hoverinfo: "skip",
+    line: { color: "#000000", width: 1.6, dash: "dot" }, hoverinfo: "skip",
   };
 }
 

@@ -178,7 +178,7 @@ def map_table(figure: Mapping[str, Any]) -> Table:
         [
             panel["rule"],
             panel["member"] or "–",
-            "–" if panel["optimum"] is None else ", ".join(power(value) for value in panel["optimum"]),
+            "–" if panel["optimum"] is None else f"{', '.join(map(power, panel['optimum']))}{_doubt(panel)}",
             "–" if panel["mean"] is None else ", ".join(power(value) for value in panel["mean"]),
             str(len(panel["x"])),
             _lowest(panel["loss"]),
@@ -214,4 +214,8 @@ def map_words(panel: Mapping[str, Any], second: str) -> str:
     if panel["optimum"] is None:
         return f"{where}, {len(panel['x'])} points; no optimum was fitted."
     x, y = map(power, panel["optimum"])
-    return f"{where}, {len(panel['x'])} points; optimum at {x} and {y}."
+    return f"{where}, {len(panel['x'])} points; optimum at {x} and {y}{_doubt(panel)}."
+
+
+def _doubt(panel: Mapping[str, Any]) -> str:
+    return "" if panel["sure"] else " (not bounded)"
