@@ -101,10 +101,12 @@ def _warnings(
             "rule: a base with the same r is safer."
         )
     elif r != base_r:
-        found.append(
-            f"r differs ({base_r} → {r}): the rates of keys and values rest on a young rule. A base with the same r is "
-            "safer."
+        why = (
+            f"{choices.rule.name} gives keys and values no rate of their own"
+            if choices.rule.kv_factor == "hidden"
+            else "the rates of keys and values rest on a young rule"
         )
+        found.append(f"r differs ({base_r} → {r}): {why}. A base with the same r is safer.")
     if (
         facts.head_dim
         and base.head_dim
