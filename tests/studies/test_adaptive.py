@@ -39,8 +39,8 @@ def test_it_ends_with_a_narrow_interval_that_mostly_holds_the_truth(at_once: int
         truth = random.uniform(-7.3, -4.7)
         seen = search(truth, 0.01, at_once, random)
         found = estimate(seen)
-        assert found.half_width <= 0.25
-        held += found.low <= truth <= found.high
+        assert found.within <= 0.25
+        held += abs(found.value - truth) <= found.within
         lengths.append(len(seen))
     # Ended at the first narrow interval, a 95 % interval holds less often: 85 % here would be a broken one.
     assert held >= 51

@@ -83,12 +83,20 @@ def _identity(place: int, cell: Located) -> Hashable:
 
 
 def pooled_spread(cells: Sequence[Located]) -> Spread | None:
-    """How far the values of a cell's seeds lie apart, told by all cells together; None where seeds cannot tell."""
+    """How far the values of a cell's seeds lie apart, told by all cells together; None where seeds cannot tell.
+
+    Cells that were tried with different seeds, as an adaptive search does, are taken as independent.
+    """
     table = seed_table(cells)
-    if table is None:
+    if table is not None:
+        variance, freedom = table.variance(1.0, 1.0)
+        return Spread(variance * table.seeds, freedom)
+    distinct = {_identity(k, cell): list(cell.by_seed.values()) for k, cell in enumerate(cells)}
+    several = [np.array(values) for values in distinct.values() if len(values) > 1]
+    freedom = sum(len(values) - 1 for values in several)
+    if not freedom:
         return None
-    variance, freedom = table.variance(1.0, 1.0)
-    return Spread(variance * table.seeds, freedom)
+    return Spread(sum(float(np.square(values - values.mean()).sum()) for values in several) / freedom, freedom)
 
 
 def contrast(

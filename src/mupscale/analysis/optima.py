@@ -3,8 +3,8 @@
 Losses near the optimum are a cubic in log2 of the rate plus a level for each seed, fitted by least squares to the
 points around the minimum. A parabola alone will not do: recorded curves lean to one side, and with ten seeds its
 interval held the optimum in one case of ten. Where the rates are too few to tell how much a curve leans, the records of
-`gqa-dense` say how much to allow for (`ASYMMETRY`); where there is one seed only, they say how far optima of seeds lie
-apart (`RECORDED_SPREAD`). With rates and seeds enough, neither matters.
+`gqa-dense` say how much to allow for (`ASYMMETRY`); where seeds are few, they say how far optima of seeds lie apart
+(`RECORDED_SPREAD`). With rates and seeds enough, neither matters.
 
 The interval is Fieller's: all x around the optimum at which the slope cannot be told from zero, |f'(x)| ≤ t·se(f'(x)).
 It is exact for normal noise whatever the design, where the delta method is not; if the curvature cannot be told from
@@ -34,7 +34,12 @@ ASYMMETRY = 0.2
 RECORDED_SPREAD = 0.1
 """Octaves by which optima of seeds differ, as a standard deviation, beyond their own noise. Cells of gqa-dense."""
 
-FAR_ABOVE = 12.0
+_FAR, _EXPLODED = 0.75, 15.0
+"""From so many octaves on, a run that rises so many times as steeply as the median run has exploded."""
+
+_RECORDED_FREEDOM = 2.0
+"""How much the recorded spread counts beside that of the seeds at hand: as much as three seeds more."""
+
 _LEAST_POINTS = 4
 _ENOUGH_FREEDOM = 4
 """Degrees of freedom with which a noise is worth something."""
@@ -72,6 +77,8 @@ class Optimum:
     seeds: int
     flags: tuple[str, ...]
     within: float = math.inf
+    within_freedom: float = 0
+    "Degrees of freedom of the noise around the curve, on which that rests."
     range: tuple[float, float] = (math.nan, math.nan)
     "Of the points that were fitted."
     bend: tuple[float, ...] = ()
@@ -176,7 +183,7 @@ def fit_optimum(
     data, bad, names = _points(x, losses, seeds)
     if len(data.xs) == 0:
         return None
-    exploded = _exploded(data, reach)
+    exploded = _exploded(data)
     data, bad = data.where(~exploded), np.concatenate([bad, data.xs[exploded]])
     near = _around(data.xs, _lowest(data), reach)
     fit = _bent(data.where(near), asymmetry)
@@ -207,17 +214,21 @@ def _points(
     return _Data(xs[ended], ys, groups[ended].astype(np.int64)), xs[~ended], [int(name) for name in names]
 
 
-def _exploded(data: _Data, reach: float) -> NDArray[np.bool_]:
+def _exploded(data: _Data) -> NDArray[np.bool_]:
     """Runs that ended, but so far above the rest that they are no part of the curve: as good as diverged.
 
-    On a parabola that is tried to ±2.5 octaves, the highest loss lies 6 times as far above the lowest as the median
-    does; on one that leans as recorded, 8 times.
+    Told by how steeply the loss rises, height over squared distance, which is the same everywhere on a parabola and
+    within a factor of two on curves that lean as recorded, wherever the points lie.
     """
     above = data.ys.copy()
     for one in data.seeds:
         above[data.groups == one] -= data.ys[data.groups == one].min()
-    near = _around(data.xs, float(data.xs[int(np.argmin(above))]), reach)
-    return above > FAR_ABOVE * float(np.median(above[near]))
+    distances = np.abs(data.xs - data.xs[int(np.argmin(above))])
+    far = distances >= _FAR
+    if far.sum() < _LEAST_POINTS:
+        return np.zeros(len(data.xs), dtype=np.bool_)
+    rise = np.where(far, above / np.maximum(distances, _FAR) ** 2, 0.0)
+    return rise > _EXPLODED * float(np.median(rise[far]))
 
 
 def _lowest(data: _Data) -> float:
@@ -327,7 +338,7 @@ def _optimum(
     levels = {names[one]: float(fit.levels[one]) + shape for one in fitted.seeds}
     return Optimum(
         value, low, high, float(np.mean(list(levels.values()))), curvature, noise, freedom, int(near.sum()),
-        len(fitted.seeds), flags, within, ends,
+        len(fitted.seeds), flags, within, fit.degrees_of_freedom, ends,
         error=noise * math.sqrt(fit.slope_variance(value)) / curvature if curvature > 0 else math.inf,
         bend_error=bend / curvature if curvature > 0 else 0.0,
         bend=(curvature / 2, *(float(c) for c in fit.coefficients[2:])),
@@ -368,24 +379,25 @@ def _error(
     """The noise that gives the slope its error for any seed, its degrees of freedom, and what the bend adds to it."""
     unit = fit.slope_variance(value)
     count = len(data.seeds)
-    if count == 1:
-        jitter = fit.noise**2 * unit
-        total, freedom = summed([(jitter, fit.degrees_of_freedom), ((RECORDED_SPREAD * curvature) ** 2, math.inf)])
+    recorded = (RECORDED_SPREAD * curvature) ** 2
+    apart = _fitted(data, len(fit.coefficients), own_slopes=True, pull=fit.pull) if count > 1 and own else None
+    if apart is None:  # the seeds say nothing of how far they lie apart
+        total, freedom = summed([(fit.noise**2 * unit, fit.degrees_of_freedom), (recorded / count, math.inf)])
         return math.sqrt(total / unit), freedom, 0.0
-    apart = _fitted(data, len(fit.coefficients), own_slopes=True, pull=fit.pull)
-    if not own or apart is None or fit.noise == 0:
-        return fit.noise, fit.degrees_of_freedom, 0.0
     centred = [np.square(xs - xs.mean()).sum() for xs in (data.xs[data.groups == one] for one in data.seeds)]
-    simple = apart.noise**2 * float(np.mean([1 / sum_of_squares for sum_of_squares in centred])) / count
-    if spread is None:
-        between, freedom = float(np.var(list(own.values()), ddof=1)) / count, float(count - 1)
-    else:
-        between, freedom = spread.variance * curvature**2 / count, spread.degrees_of_freedom
-    bend = max(apart.noise**2 * unit - simple, 0.0)
-    total = max(between, simple) + bend
-    # Two degrees of freedom are too rough to say what share of the error they are: that is taken as recorded.
-    expected = simple + (RECORDED_SPREAD * curvature) ** 2 / count
-    _, freedom = summed([(expected, freedom), (bend, apart.degrees_of_freedom)])
+    jitter = apart.noise**2 * float(np.mean([1 / sum_of_squares for sum_of_squares in centred]))
+    variance, freedom = (
+        (float(np.var(list(own.values()), ddof=1)), count - 1.0)
+        if spread is None
+        else (spread.variance * curvature**2, spread.degrees_of_freedom)
+    )
+    expected = jitter + recorded
+    variance = (freedom * variance + _RECORDED_FREEDOM * expected) / (freedom + _RECORDED_FREEDOM)
+    bend = max(apart.noise**2 * unit - jitter / count, 0.0)
+    total = max(variance, jitter) / count + bend
+    # A few seeds are too rough to say what share of the error they are: that is taken as recorded.
+    seeds = (expected / count, freedom + _RECORDED_FREEDOM)
+    _, freedom = summed([seeds, (bend, apart.degrees_of_freedom)])
     return math.sqrt(total / unit), freedom, math.sqrt(bend)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import fdtri
 
 from mupscale.analysis.estimates import Estimate
-from mupscale.analysis.optima import ASYMMETRY, FAR_ABOVE, RECORDED_SPREAD
+from mupscale.analysis.optima import ASYMMETRY, RECORDED_SPREAD
 from mupscale.analysis.slopes import t_quantile
 from mupscale.errors import DimensionError, OptionError
 
@@ -27,6 +27,8 @@ SHARE = 0.5
 
 _LEAST_POINTS = 12
 _GRID = 81
+_EXPLODED = 12.0
+"""Runs so many times as far above the lowest as the median run are no part of the bowl."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +175,11 @@ def _around(xy: Array, ys: Array, groups: NDArray[np.int64], centre: Array) -> t
     span = np.maximum(np.ptp(xy, axis=0), 1e-9)
     count = min(len(xy), max(_LEAST_POINTS, math.ceil(SHARE * len(xy))))
     found: tuple[_Fit, NDArray[np.bool_]] | None = None
+    above = ys - ys.min()
     for _ in range(4):
         distances = np.square((xy - centre) / span).sum(axis=1)
         near = distances <= np.sort(distances)[count - 1] + 1e-12
-        above = ys - ys.min()
-        near &= above <= FAR_ABOVE * float(np.median(above[near]))  # what exploded is no part of the bowl
+        near &= above <= _EXPLODED * float(np.median(above))
         fit = _bent(xy[near], ys[near], groups[near])
         if fit is None or (found is not None and np.array_equal(near, found[1])):
             break

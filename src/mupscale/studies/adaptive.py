@@ -140,7 +140,7 @@ def _is_known(seen: Sequence[Observation], tolerance: float, available: int) -> 
     How far the optima of seeds lie apart is in the interval that is reported, and only further seeds narrow that.
     """
     found = _fitted(seen)
-    if found is None or found.degrees_of_freedom < _LEAST_FREEDOM or found.seeds < min(2, available):
+    if found is None or found.within_freedom < _LEAST_FREEDOM or found.seeds < min(2, available):
         return False
     return found.within <= tolerance
 
