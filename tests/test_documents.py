@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from mupscale.cli import main
+from mupscale.studies import Study
+from mupscale.studies.measured import analysis_of
 from mupscale.theory import RULES
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +63,21 @@ def test_the_table_of_presets_is_that_of_the_code():
     rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "rules.md").read_text().splitlines()]
     shown = {row[0].strip("`"): row[1:] for row in rows if row[0].strip("`") in RULES and len(row) == 6}
     assert shown == {r.name: [r.width, r.kv_factor, r.decay, r.depth, r.eps] for r in RULES.values()}
+
+
+def test_the_table_of_the_dense_study_is_that_of_its_records():
+    folder = ROOT / "results" / "gqa-dense"
+    found = analysis_of(Study.open(folder))
+    lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = {row[0].strip("`"): row[1:] for line in lines if len(row := line.strip("| ").split(" | ")) == 5}
+    for rule in found.transfers:
+        optima = [cell.found["lr"] for cell in found.cells if cell.rule == rule.rule]
+        losses = [cell.loss for cell in found.cells if cell.rule == rule.rule]
+        shown = [
+            f"{o.value:.2f} [{o.low:.2f}, {o.high:.2f}], {loss:.3f}" for o, loss in zip(optima, losses, strict=True)
+        ]
+        drift = rule.drift
+        assert rows[rule.rule] == [*shown, f"{drift.value:.2f} [{drift.low:.2f}, {drift.high:.2f}]"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
