@@ -3,8 +3,8 @@
 Curves are made with the noise, the curvature, the lean and the spread of seeds that the runs of `results/gqa-dense`
 have: each draw takes one of its cells, draws that cell's own residuals, and leans to one side, to the other, or to
 none. The optimum that must be held is that of all seeds, not of those that were run. Exits with 1 if the share of 95 %
-intervals that hold it leaves 93 to 97 % for 1, 3 or 10 seeds on either grid (for curves that do not lean, which get
-more than they need, if it falls below 93 %), or if a case that must be flagged is not.
+intervals that hold it leaves 93 to 97 % for 1, 3 or 10 seeds on either grid (for two seeds and for curves that do not
+lean, which get more than they need, if it falls below 93 %), or if a case that must be flagged is not.
 """
 
 import json
@@ -210,7 +210,7 @@ def _grids(grids: dict[str, Array], *, judged: bool) -> bool:
                 case = Case(grid, lean, seeds)
                 ours, plain = coverage(case, REPETITIONS), coverage(case, REPETITIONS, parabola)
                 print(f"{name:<22}{lean:>5}{seeds:>6} | {_text(ours)} | {_text(plain)}", flush=True)
-                good = good and (not judged or 0.93 <= ours.held <= (0.97 if lean else 1))
+                good = good and (not judged or 0.93 <= ours.held <= (0.97 if lean and seeds != 2 else 1))
     return good
 
 
