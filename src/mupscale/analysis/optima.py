@@ -2,9 +2,9 @@
 
 Losses near the optimum are a cubic in log2 of the rate plus a level for each seed, fitted by least squares to the
 points around the minimum. A parabola alone will not do: recorded curves lean to one side, and with ten seeds its
-interval held the optimum in 15 to 32 % of cases. Where the rates are too few to tell how much a curve leans, the records of
-`gqa-dense` say how much to allow for (`ASYMMETRY`); where seeds are few, they say how far optima of seeds lie apart
-(`RECORDED_SPREAD`). With rates and seeds enough, neither matters.
+interval held the optimum in 15 to 32 % of cases. Where the rates are too few to tell how much a curve leans, the
+records of `gqa-dense` say how much to allow for (`ASYMMETRY`); where seeds are few, they say how far optima of seeds
+lie apart (`RECORDED_SPREAD`). With rates and seeds enough, neither matters.
 
 The interval is Fieller's: all x around the optimum at which the slope cannot be told from zero, |f'(x)| ≤ t·se(f'(x)).
 It is exact for normal noise whatever the design, where the delta method is not; if the curvature cannot be told from
