@@ -54,7 +54,7 @@ def test_only_runs_that_came_to_their_end_are_measured(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "axis", "member"),
     [
-        ({}, None, Member(label="all")),
+        ({}, None, Member(label="the model")),
         ({"vary": {"n_kv_heads": [2, 1]}}, "r", Member(label="n_kv_heads = 2", position=2.0)),
         ({"vary": {"r": [4, 1]}}, "r", Member(label="r = 4", position=4.0)),
         ({"vary": {"width": [32, 64]}}, "width", Member(label="width = 32", position=32.0)),
@@ -78,6 +78,6 @@ def test_members_stand_on_the_axis_that_is_varied(changes, axis, member, tmp_pat
 def test_the_analysis_of_a_study_is_that_of_its_runs(tmp_path):
     trials = [(2.0**x, "finished", 2 + 0.05 * (x + 6.1) ** 2) for x in (-8, -7.5, -7, -6.5, -6, -5.5, -5, -4.5, -4)]
     made = study(tmp_path, {}, trials)
-    found = analysis_of(made).cell("mup", "all")
+    found = analysis_of(made).cell("mup", "the model")
     assert found.found["lr"].value == pytest.approx(-6.1, abs=0.01)
     assert analysis_of(made.snapshot()).cells == analysis_of(made).cells
