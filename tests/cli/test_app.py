@@ -327,6 +327,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_is_one_message_and_status_2(line, capsys, monkeypatch, tmp_path):
+    (tmp_path / "tests").mkdir()
     monkeypatch.chdir(tmp_path)  # a check of another day in ./runs would be another mistake
     status, out, err = run(capsys, *line.split())
     assert status == 2
