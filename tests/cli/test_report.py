@@ -11,22 +11,9 @@ import pytest
 
 from mupscale.cli import main, report
 from mupscale.studies import Study
+from tests.cli.toy_trainer import TOY
 
 DENSE = Path(__file__).parents[2] / "results" / "gqa-dense"
-
-TOY = """
-import math
-
-def train(trial):
-    x = math.log2(trial.lr)
-    return {"loss": 2 + 0.05 * (x + 6.2) ** 2 + 0.004 * math.sin(50 * x + trial.seed), "tokens": 1000}
-
-def diverging(trial):
-    return math.nan
-
-def failing(trial):
-    raise RuntimeError("<b>no such thing</b>")
-"""
 
 STUDY = """
 name = "toy"

@@ -8,20 +8,7 @@ from pathlib import Path
 import pytest
 
 from mupscale.cli import main
-
-TOY = """
-import math
-
-def train(trial):
-    x = math.log2(trial.lr)
-    return {"loss": 2 + 0.05 * (x + 6.2) ** 2 + 0.004 * math.sin(50 * x + trial.seed), "tokens": 1000}
-
-def diverging(trial):
-    return math.nan
-
-def failing(trial):
-    raise RuntimeError("no such thing")
-"""
+from tests.cli.toy_trainer import TOY
 
 STUDY = """
 name = "toy"

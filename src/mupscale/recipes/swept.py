@@ -22,7 +22,6 @@ from mupscale.training.preparation import on_meta
 class Variant:
     """A model that was swept, and how long it was trained; None for what a trainer of one's own did not say."""
 
-    label: str
     shape: ModelShape
     steps: int | None
     tokens: int | None
@@ -108,10 +107,6 @@ def _flops(trials: Iterable[Trial], variants: Mapping[str, Variant]) -> float | 
     )
 
 
-def _label(cell: Cell) -> str:
-    return ", ".join(str(v) if k == "variant" else f"{k}={v}" for k, v in cell.variant.items()) or "the model"
-
-
 class _Reference:
     """The reference GPT, whose configs say everything."""
 
@@ -126,7 +121,7 @@ class _Reference:
     def variant(self, cell: Cell, trials: Iterable[Trial]) -> Variant:
         run = self._run(cell)
         length = lengths(run)
-        return Variant(_label(cell), _gpt_shape(run.model), length.steps, length.tokens, run.data.sequence)
+        return Variant(_gpt_shape(run.model), length.steps, length.tokens, run.data.sequence)
 
     def base(self, cell: Cell) -> Mapping[str, int]:
         return _gpt_shape(self._run(cell).base_model()).base_dimensions
@@ -159,7 +154,7 @@ class _Own:
         steps = [trial.steps for trial in own if trial.steps]
         tokens = [trial.tokens for trial in own if trial.tokens]
         shape = _named_shape(self._target, tuple(cell.dimensions.items()))
-        return Variant(_label(cell), shape, max(steps, default=None), max(tokens, default=None))
+        return Variant(shape, max(steps, default=None), max(tokens, default=None))
 
     def base(self, cell: Cell) -> Mapping[str, int]:
         if self._base is not None:
