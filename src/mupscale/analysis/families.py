@@ -136,7 +136,7 @@ def analyse(runs: Sequence[Measurement], *, axis: str | None = None, confidence:
         grouped.setdefault((run.rule, run.member), []).append(run)
     cells = _cells(grouped, parameters, confidence)
     rates = {place: _rate(cell) for place, cell in enumerate(cells)}
-    table = _table([one for one in rates.values() if one is not None])
+    table = seed_table([one for one in rates.values() if one is not None])
     rules = tuple(dict.fromkeys(cell.rule for cell in cells))
     transfers = tuple(_transfer(rule, cells, rates, table, confidence) for rule in rules)
     comparisons = _comparisons(transfers, cells, rates, table, confidence)
@@ -210,10 +210,6 @@ def _loss(cell: CellAnalysis) -> Located | None:
         return None
     by_seed = {} if cell.optimum is None else cell.optimum.seed_losses
     return Located(cell.loss, math.inf, 0, by_seed, 0.0, cell.same)
-
-
-def _table(located: Sequence[Located]) -> SeedTable | None:
-    return seed_table(located) if located else None
 
 
 # Transfer of a rule
@@ -317,7 +313,7 @@ def _comparisons(
     confidence: float,
 ) -> tuple[Comparison, ...]:
     losses = {place: _loss(cell) for place, cell in enumerate(cells)}
-    loss_table = _table([one for one in losses.values() if one is not None])
+    loss_table = seed_table([one for one in losses.values() if one is not None])
     found: list[Comparison] = []
     for first, second in itertools.combinations(transfers, 2):
         places = [_places(cells, rates, one.rule, first, second) for one in (first, second)]

@@ -41,7 +41,7 @@ def _panel(
     return {
         "rule": panel.rule,
         "lines": [
-            _line(curve, analysis, *(_own(some, panel.rule, curve) for some in (runs, shown)))
+            _line(curve, *(_own(some, panel.rule, curve) for some in (runs, shown)))
             | {"optimum": _optimum(curve.found, _flags(analysis, panel.rule, curve))}
             for curve in panel.curves
         ],
@@ -59,9 +59,7 @@ def _flags(analysis: StudyAnalysis, rule: str, curve: LossCurve) -> tuple[str, .
     return () if cell is None else cell.flags
 
 
-def _line(
-    curve: LossCurve, analysis: StudyAnalysis, runs: Sequence[Measurement], shown: Sequence[Measurement]
-) -> dict[str, Any]:
+def _line(curve: LossCurve, runs: Sequence[Measurement], shown: Sequence[Measurement]) -> dict[str, Any]:
     seeds = Counter(run.log2("lr") for run in runs)
     return {
         "member": curve.member.label,
