@@ -53,7 +53,7 @@ def bare(folder: Path) -> float:
     cell = chosen.cells()[0]
     from mupscale.studies.searching import proposals
 
-    runs = [chosen.run_config(cell, point.params, point.seed).to_dict() for point in proposals(chosen, [])]
+    runs = [chosen.run_config(cell, point.params, point.seed).to_dict() for point in proposals(chosen, cell.space, [])]
     began = time.perf_counter()
     processes = []
     for half in (0, 1):

@@ -86,7 +86,7 @@ class TestTransfer:
         rule = analyse(study({"a": (-6.0, -5.8, -6.4)}, noise=1e-6), axis="r").transfers[0]
         assert rule.mean.value == pytest.approx(-6.0667, abs=1e-3)
         assert rule.variance == pytest.approx(np.var([-6.0, -5.8, -6.4]), abs=1e-3)
-        assert rule.sd == pytest.approx(math.sqrt(rule.variance))
+        assert rule.sd.value == pytest.approx(math.sqrt(rule.variance))
 
     def test_drift_is_octaves_for_each_doubling(self):
         rule = analyse(study({"a": (-6.0, -6.2, -6.4)}), axis="r").transfers[0]

@@ -20,7 +20,7 @@ def cell(rule, member, loss):
 
 def moved(rule, given_up):
     regret = Regret(SMALL, LARGE, Estimate(given_up, 0.0, 1.0), Estimate(0.0, -1.0, 1.0))
-    return RuleTransfer(rule, (SMALL, LARGE), Estimate(-6, -7, -5), 0.0, 0.0, 0.0, None, (regret,))
+    return RuleTransfer(rule, (SMALL, LARGE), Estimate(-6, -7, -5), None, 0.0, 0.0, None, (regret,))
 
 
 CELLS = (cell("a", SMALL, 2.0), cell("a", LARGE, 1.0), cell("b", SMALL, 2.1), cell("b", LARGE, 1.1))

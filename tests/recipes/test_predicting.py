@@ -51,7 +51,7 @@ def test_a_single_member_has_its_own_interval():
 
 def family(drift, positions=(1, 4, 16)):
     members = tuple(Member(label=f"r = {p}", position=p) for p in positions)
-    moved = RuleTransfer("mup", members, Estimate(-6.0, -6.1, -5.9), 0.1, 0.01, 0.0, drift, ())
+    moved = RuleTransfer("mup", members, Estimate(-6.0, -6.1, -5.9), None, 0.01, 0.0, drift, ())
     return StudyAnalysis("r", ("lr",), (), (moved,), (), {}, 0.95), moved
 
 

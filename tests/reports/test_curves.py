@@ -82,10 +82,10 @@ def test_optima_intervals_mean_and_spread_are_drawn_where_the_analysis_has_them(
         assert dashed.get_xdata()[0] == pytest.approx(transfer.mean.value)
         band = axes.patches[0].get_window_extent().transformed(axes.transData.inverted())
         assert (band.x0, band.x1) == pytest.approx(
-            (transfer.mean.value - transfer.sd, transfer.mean.value + transfer.sd)
+            (transfer.mean.value - transfer.sd.value, transfer.mean.value + transfer.sd.value)
         )
     # Half an octave apart: ±1 sd with ddof 0 is a quarter of an octave.
-    assert analysis.transfers[0].sd == pytest.approx(0.25, abs=1e-6)
+    assert analysis.transfers[0].sd.value == pytest.approx(0.25, abs=1e-6)
 
 
 def test_an_interval_without_end_runs_to_an_arrow_at_the_edge_and_its_optimum_is_hollow():

@@ -153,5 +153,5 @@ class TestStopping:
 
     def test_the_first_round_has_nothing_to_be_measured_against(self) -> None:
         config = configured("adaptive")
-        assert proposals(config, [])
+        assert proposals(config, config.space, [])
         assert stopping(config, [], 1) is None

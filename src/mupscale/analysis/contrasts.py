@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.optima import Spread, summed
+from mupscale.analysis.slopes import t_quantile
 
 Array = NDArray[np.float64]
+
+
+_CLEAR = 1e4
+"""A ratio of variances at which noise hardly matters."""
 
 
 @dataclass(frozen=True)
@@ -119,3 +124,66 @@ def contrast(
     extras = [((weight * cell.extra_error) ** 2, cell.degrees_of_freedom) for cell, weight in pairs]
     total, freedom = summed([shared, *((v, f) for v, f in extras if v > 0)])
     return Estimate.student(value, math.sqrt(total), freedom, confidence)
+
+
+def member_noise(cells: Sequence[Located], table: SeedTable | None) -> tuple[float, float]:
+    """Variance by which a cell's value differs from the others' by chance, and its degrees of freedom.
+
+    What a seed does everywhere moves all of them together, and is no part of it where the seeds are shared.
+    """
+    parts = [_own_noise(cell, table) for cell in cells]
+    if not all(math.isfinite(variance) and freedom > 0 for variance, freedom in parts):
+        return math.inf, 0.0
+    total, freedom = summed([(variance / len(parts), freedom) for variance, freedom in parts])
+    # The table's share is one estimate, which all cells have in common.
+    return total, freedom if table is None else min(freedom, float(table.interaction_freedom))
+
+
+def _own_noise(cell: Located, table: SeedTable | None) -> tuple[float, float]:
+    if table is None or not table.interaction_freedom:
+        return cell.error**2, cell.degrees_of_freedom
+    shared = (table.of_interaction / table.seeds, float(table.interaction_freedom))
+    return summed([shared, *([(cell.extra_error**2, cell.degrees_of_freedom)] if cell.extra_error > 0 else [])])
+
+
+def spread_of_members(
+    variance: float, members: int, noise: float, freedom: float, confidence: float = 0.95
+) -> Estimate:
+    """The standard deviation of what is estimated (ddof 0), from that of estimates that are noisy themselves.
+
+    The value is what was seen. At the ends of the interval, noise would show as little, or as much (a noncentral χ²,
+    with Student's factor for a noise that is estimated). One that reaches 0 says that noise alone may have done it.
+
+    >>> spread_of_members(0.04, 6, noise=0.01, freedom=20)
+    Estimate(value=0.2, low=0.0867..., high=0.2688..., degrees_of_freedom=20)
+    """
+    seen = math.sqrt(variance)
+    if members < 2:
+        return Estimate(seen, seen, seen, freedom)
+    if not math.isfinite(noise) or freedom <= 0:
+        return Estimate(seen, 0.0, math.inf, 0)
+    unit = noise * (t_quantile(freedom, confidence, 1) / t_quantile(math.inf, confidence, 1)) ** 2
+    ratio = variance * members / unit if unit > 0 else math.inf
+    if ratio > _CLEAR:  # beyond what scipy can do, and the sd is linear in the optima by then
+        return Estimate.student(seen, math.sqrt(noise / members), freedom, confidence)
+    # Optima that lie closer together than noise would have them are no proof that they are one.
+    ends = (ratio, (1 + confidence) / 2), (max(ratio, members - 1.0), (1 - confidence) / 2)
+    low, high = (math.sqrt(_noncentrality(seen_as, members - 1, tail) * unit / members) for seen_as, tail in ends)
+    return Estimate(seen, low, high, freedom)
+
+
+def _noncentrality(sum_of_squares: float, degrees_of_freedom: int, tail: float) -> float:
+    """Of the χ² distribution that lies below this sum with this probability; 0 where none does."""
+    from scipy import optimize, stats
+
+    def excess(noncentrality: float) -> float:
+        # scipy's noncentral χ² is undefined at 0, where it is the ordinary one.
+        law = stats.ncx2(degrees_of_freedom, noncentrality) if noncentrality else stats.chi2(degrees_of_freedom)
+        return float(law.cdf(sum_of_squares)) - tail
+
+    if excess(0.0) <= 0:
+        return 0.0
+    top = 4.0 * (sum_of_squares + degrees_of_freedom)
+    while excess(top) > 0:
+        top *= 2
+    return float(optimize.brentq(excess, 0.0, top, xtol=1e-9))

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mupscale.analysis.contrasts import Located, SeedTable, contrast, pooled_spread, seed_table
+from mupscale.analysis.contrasts import (
+    Located,
+    SeedTable,
+    contrast,
+    member_noise,
+    pooled_spread,
+    seed_table,
+    spread_of_members,
+)
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.analysis.optima import Optimum, Spread, fit_optimum
@@ -74,8 +82,8 @@ class RuleTransfer:
     "Those with an optimum."
     mean: Estimate | None
     "Over members, log2 of the rate."
-    sd: float | None
-    "Over members, ddof 0, in octaves."
+    sd: Estimate | None
+    "Over members, ddof 0, in octaves: as seen, and the interval of what it is without the noise of the optima."
     variance: float | None
     "Over members, ddof 0, in squared octaves."
     noise_variance: float | None
@@ -228,15 +236,15 @@ def _transfer(
         return RuleTransfer(rule, (), None, None, None, None, None, ())
     located = [rate for _, rate in known]
     count = len(located)
-    values = np.array([rate.value for rate in located])
-    noise = float(np.mean([rate.error**2 for rate in located])) * (1 - 1 / count)
+    variance = float(np.var([rate.value for rate in located]))
+    noise, freedom = member_noise(located, table)
     return RuleTransfer(
         rule,
         members,
         contrast(located, [1 / count] * count, table, confidence),
-        float(values.std()),
-        float(values.var()),
-        noise,
+        spread_of_members(variance, count, noise, freedom, confidence),
+        variance,
+        noise * (1 - 1 / count),
         _drift(members, located, table, confidence),
         _regrets(known, table, confidence),
     )

@@ -200,7 +200,7 @@ def _draw_panel(
 def _draw_mean(axes: "Axes", transfer: RuleTransfer | None) -> None:
     if transfer is None or transfer.mean is None:
         return
-    mean, sd = transfer.mean.value, transfer.sd or 0.0
+    mean, sd = transfer.mean.value, transfer.sd.value if transfer.sd else 0.0
     axes.axvspan(mean - sd, mean + sd, color=_BAND, linewidth=0, zorder=0)
     axes.axvline(mean, color=INK, linewidth=1, linestyle=_DASHED, zorder=1)
 
@@ -258,7 +258,7 @@ def _write_heading(axes: "Axes", panel: CurvePanel) -> None:
     ]
     transfer = panel.transfer
     if transfer is not None and transfer.mean is not None:
-        sd = "" if transfer.sd is None else f", sd {transfer.sd:.2f}"
+        sd = "" if transfer.sd is None else f", sd {transfer.sd.value:.2f}"
         notes.insert(0, f"mean {_interval(transfer.mean)}{sd} (log₂)")
     if transfer is not None and transfer.drift is not None:
         notes.insert(1, f"drift {_interval(transfer.drift)} for each doubling")

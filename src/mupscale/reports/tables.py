@@ -80,7 +80,7 @@ def transfer_rows(analysis: StudyAnalysis) -> list[Row]:
             "axis": analysis.axis or "",
             "members": len(one.members),
             **_estimate("log2_lr_mean", one.mean),
-            "sd_octaves": _number(one.sd),
+            **_estimate("sd_octaves", one.sd),
             "variance_octaves2": _number(one.variance),
             "noise_variance_octaves2": _number(one.noise_variance),
             **_estimate("drift_octaves_per_doubling", one.drift),

@@ -61,7 +61,7 @@ class CellRun:
     def _propose(self) -> None:
         while not self.done:
             former = [self.trials[number] for number in range(self._first)]
-            points = proposals(self.config, former)
+            points = proposals(self.config, self.cell.space, former)
             self.done = not points
             numbers = range(self._first, self._first + len(points))
             missing = [number for number in numbers if number not in self.trials]

@@ -84,6 +84,7 @@ class Cell:
     'What is varied: {"n_kv_heads": 3}.'
     tables: Mapping[str, Any]
     "Of a run's config, without rule, seed and dimensions."
+    space: Mapping[str, tuple[float, float]]
 
     @property
     def variant(self) -> dict[str, int | str]:
@@ -91,7 +92,7 @@ class Cell:
 
     @property
     def rule_name(self) -> str:
-        return self.rule if isinstance(self.rule, str) else str(self.rule.get("name", "own"))
+        return _rule_name(self.rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,10 @@ class StudyConfig:
     rules: tuple[str | Mapping[str, Any], ...]
     seeds: tuple[int, ...]
     space: Mapping[str, tuple[float, float]]
+    rule_space: Mapping[str, Mapping[str, tuple[float, float]]] = field(
+        default_factory=dict[str, Mapping[str, tuple[float, float]]]
+    )
+    "Ranges of a rule's own, by its name: [space.sp] in the file."
     vary: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     variants: tuple[Mapping[str, Any], ...] = ()
     search: Search = Search()
@@ -117,16 +122,19 @@ class StudyConfig:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "StudyConfig":
         given = dict(values)
-        settings.known("setting", given, [*(f.name for f in dataclasses.fields(StudyConfig)), *RUN_TABLES])
-        given.pop("tables", None)
+        fields = [f.name for f in dataclasses.fields(StudyConfig) if f.name not in ("tables", "rule_space")]
+        settings.known("setting", given, [*fields, *RUN_TABLES])
         for name in ("name", "space"):
             if name not in given:
                 raise OptionError(f"the study has no {name}. {_MISSING[name]}")
+        space = settings.table("space", given.pop("space"))
+        own = {name: space.pop(name) for name, ranges in list(space.items()) if isinstance(ranges, Mapping)}
         return StudyConfig(
             name=settings.typed("name", given.pop("name"), str),
             rules=tuple(_listed("rules", given.pop("rules", ["gqa-mup"]), (str, Mapping))),
             seeds=tuple(_listed("seeds", given.pop("seeds", [1, 2, 3]), (int,))),
-            space=_space(given.pop("space")),
+            space=_with_lr(_space("space", space)),
+            rule_space={name: _space(f"space.{name}", ranges) for name, ranges in own.items()},
             vary=_vary(given.pop("vary", {})),
             variants=tuple(_listed("variants", given.pop("variants", []), (Mapping,))),
             search=settings.section("search", Search, given.pop("search", {})),
@@ -144,6 +152,7 @@ class StudyConfig:
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
         values |= values.pop("tables")
+        values["space"] |= values.pop("rule_space")
         return cast(dict[str, Any], _plain(values))
 
     def to_toml(self) -> str:
@@ -161,11 +170,20 @@ class StudyConfig:
     def cells(self) -> list[Cell]:
         """Every rule on every variant, in order."""
         return [
-            Cell(_cell_name(rule, label, dimensions), rule, label, dimensions, tables)
+            Cell(_cell_name(rule, label, dimensions), rule, label, dimensions, tables, self._space_of(rule))
             for rule in self.rules
             for label, tables in self._named_variants()
             for dimensions in self._dimensions()
         ]
+
+    def _space_of(self, rule: str | Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+        return {**self.space, **self.rule_space.get(_rule_name(rule), {})}
+
+    def widest_space(self) -> dict[str, tuple[float, float]]:
+        """All that any cell searches."""
+        spaces = [self.space, *self.rule_space.values()]
+        ranges = {name: [space[name] for space in spaces if name in space] for name in self.space}
+        return {name: (min(low for low, _ in ends), max(high for _, high in ends)) for name, ends in ranges.items()}
 
     def _named_variants(self) -> Iterator[tuple[str | None, dict[str, Any]]]:
         for variant in self.variants or ({},):
@@ -219,9 +237,12 @@ def _cell_name(rule: str | Mapping[str, Any], label: str | None, dimensions: Map
     >>> _cell_name("gqa-mup", None, {"n_kv_heads": 3})
     'gqa-mup.n_kv_heads-3'
     """
-    head = rule if isinstance(rule, str) else str(rule.get("name", "own"))
-    parts = [head, *([label] if label else []), *(f"{name}-{value}" for name, value in dimensions.items())]
+    parts = [_rule_name(rule), *([label] if label else []), *(f"{name}-{value}" for name, value in dimensions.items())]
     return plain("cell", ".".join(parts))
+
+
+def _rule_name(rule: str | Mapping[str, Any]) -> str:
+    return rule if isinstance(rule, str) else str(rule.get("name", "own"))
 
 
 def _listed(name: str, value: Any, kinds: tuple[type, ...]) -> list[Any]:
@@ -245,22 +266,26 @@ def _vary(value: Any) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _space(value: Any) -> dict[str, tuple[float, float]]:
-    given = settings.table("space", value)
+def _space(where: str, value: Any) -> dict[str, tuple[float, float]]:
+    given = settings.table(where, value)
     settings.known("parameter to search", given, PARAMETERS)
     found: dict[str, tuple[float, float]] = {}
     for name, ends in given.items():
         if not isinstance(ends, list | tuple) or len(cast(Sequence[Any], ends)) != 2:
-            raise OptionError(f'space.{name} = {ends!r} is not a range. Write {name} = ["2^-10", "2^-4"].')
-        low, high = (number(f"space.{name}", end) for end in cast(Sequence[Any], ends))
+            raise OptionError(f'{where}.{name} = {ends!r} is not a range. Write {name} = ["2^-10", "2^-4"].')
+        low, high = (number(f"{where}.{name}", end) for end in cast(Sequence[Any], ends))
         if not low < high:
-            raise OptionError(f"space.{name}: {low:g} is not below {high:g}. Write the smaller end first.")
+            raise OptionError(f"{where}.{name}: {low:g} is not below {high:g}. Write the smaller end first.")
         found[name] = (low, high)
-    if "lr" not in found:
-        raise OptionError('space: lr is not searched. Write lr = ["2^-10", "2^-4"].')
-    if {"weight_decay", "tau_epoch"} <= found.keys():
-        raise OptionError("space: weight_decay and tau_epoch say the same at a given lr. Search one of them.")
     return found
+
+
+def _with_lr(space: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+    if "lr" not in space:
+        raise OptionError('space: lr is not searched. Write lr = ["2^-10", "2^-4"].')
+    if {"weight_decay", "tau_epoch"} <= space.keys():
+        raise OptionError("space: weight_decay and tau_epoch say the same at a given lr. Search one of them.")
+    return space
 
 
 def number(name: str, value: Any) -> float:
@@ -330,6 +355,9 @@ def _check(config: StudyConfig) -> None:
 
 def _check_search(config: StudyConfig) -> None:
     search = config.search
+    for rule, own in config.rule_space.items():
+        settings.known("rule with a space of its own", {rule: own}, [_rule_name(one) for one in config.rules])
+        settings.known(f"parameter in space.{rule} that space does not have", own, config.space)
     for name, value in (("trials", search.trials), ("tokens", search.tokens), ("at_once", search.at_once),
                         ("step", search.step), ("tolerance", search.tolerance)):  # fmt: skip
         if value is not None and not 0 < value < math.inf:

@@ -25,22 +25,22 @@ ADAPTIVE_TRIALS = 60
 """Of a cell, where no budget is given: an optimum that is not known by then is not worth the search."""
 
 
-def proposals(config: StudyConfig, trials: Sequence[Trial]) -> list[Point]:
-    """The next round of a cell, given all trials of its rounds so far; empty when the search is done."""
+def proposals(config: StudyConfig, space: Space, trials: Sequence[Trial]) -> list[Point]:
+    """The next round of a cell with this space, given all trials of its rounds so far; empty when it is done."""
     search, left = config.search, _left(config.search, trials)
     if left <= 0:
         return []
     if search.method == "grid":
-        return [] if trials else grid(config.space, config.seeds, search.step)[:left]
+        return [] if trials else grid(space, config.seeds, search.step)[:left]
     if search.method == "random":
         count = left if search.trials is not None else len(config.seeds)
-        return [random_point(config.space, config.seeds, search.seed, len(trials) + k) for k in range(min(count, left))]
+        return [random_point(space, config.seeds, search.seed, len(trials) + k) for k in range(min(count, left))]
     count = search.at_once or max(1, round(IN_FLIGHT / len(config.cells())))
     if search.method == "tpe":
         from mupscale.studies.samplers import tpe_round
 
-        return tpe_round(config.space, config.seeds, search.seed, trials, min(count, left))
-    return adaptive_round(config.space, config.seeds, trials, count, search.tolerance)[:left]
+        return tpe_round(space, config.seeds, search.seed, trials, min(count, left))
+    return adaptive_round(space, config.seeds, trials, count, search.tolerance)[:left]
 
 
 def _left(search: Search, trials: Sequence[Trial]) -> int:

@@ -197,7 +197,7 @@ class _Driver:
     def _mirrored(self) -> Mirror | None:
         """The database, with what it lacked; without Optuna the records must do, unless a database was asked for."""
         config, folder = self.config, self.study.folder
-        mirror = Mirror(config.storage, folder, config.name, _owner(folder), self.remark, config.space)
+        mirror = Mirror(config.storage, folder, config.name, _owner(folder), self.remark, config.widest_space())
         try:
             mirror.sync(self.book.results)
         except MissingExtraError as error:

@@ -114,7 +114,7 @@ def _where(transfer: RuleTransfer, cells: list[CellAnalysis], analysis: StudyAna
     mean = transfer.mean
     bounds = f"{analysis.confidence:.0%} interval of log2 {interval(mean)}"
     count = len(transfer.members)
-    over = f"mean of {many(count, 'model')}, sd {signed(transfer.sd or 0.0)} octaves; " if count > 1 else ""
+    over = f"mean of {many(count, 'model')}, sd {with_interval(transfer.sd)} octaves; " if count > 1 else ""
     return f"Best base lr {power(mean.value)} = {decimal(2**mean.value)} ({over}{bounds}; {evidence})."
 
 

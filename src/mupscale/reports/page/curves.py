@@ -46,7 +46,7 @@ def _panel(
             for curve in panel.curves
         ],
         "mean": transfer.mean.value if transfer and transfer.mean and several else None,
-        "sd": transfer.sd if transfer and several else None,
+        "sd": transfer.sd.value if transfer and transfer.sd and several else None,
     }
 
 

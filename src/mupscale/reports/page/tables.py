@@ -73,14 +73,17 @@ def transfer_table(analysis: StudyAnalysis) -> Table:
             ", ".join(member.label for member in one.members) or "–",
             with_interval(one.mean),
             "–" if one.mean is None else f"{decimal(2**one.mean.value)} = {power(one.mean.value)}",
-            "–" if one.sd is None else signed(one.sd, 3),
+            with_interval(one.sd),
             "–" if one.variance is None else signed(one.variance, 4),
             "–" if one.noise_variance is None else signed(one.noise_variance, 4),
             with_interval(one.drift, 3),
         ]
         for one in analysis.transfers
     ]
-    caption = "How still the best rate stands from model to model. sd and variance: over models, ddof 0."
+    caption = (
+        "How still the best rate stands from model to model. sd and variance: over models, ddof 0; the interval of the "
+        "sd is for the optima without their noise."
+    )
     return Table(caption, headings, rows, frozenset(range(2, 8)))
 
 
