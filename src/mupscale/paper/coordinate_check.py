@@ -6,19 +6,22 @@ rate, the number of steps, one batch for all steps of a run. GQA-μP is run twic
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+
+from torch import nn
 
 from mupscale import reports
 from mupscale.checks import CheckResult, Setup, coordinate_check
 from mupscale.checks.statistics import STATISTICS as KNOWN
 from mupscale.engines import Engine
 from mupscale.errors import UnknownNameError
+from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale, Verdict
+from mupscale.paper.few_steps import described, estimated, on_meta, recorded_check, shape_of
+from mupscale.planning import plan
 from mupscale.targets import Family
 from mupscale.theory import Rule, rule_named
 
-Scale = Literal["cpu", "paper"]
 KV_HEADS = (12, 6, 4, 3, 2, 1)
 STATISTICS = ("dh", "step", "update")
 """The paper's ‖Δh‖ and ‖ΔW‖, and ‖ΔW‖/‖W0‖, which is what the condition is about."""
@@ -139,3 +142,93 @@ def save(results: Mapping[str, CheckResult], folder: Path) -> list[Path]:
         paths += reports.save_findings(result, folder / name)
         paths += reports.save_pictures(result, folder / name, STATISTICS)
     return paths
+
+
+class CoordinateCheck(Experiment):
+    """One check for each rule, by activations and by weights."""
+
+    name = "coordinate-check"
+
+    def cost(self, scale: Scale, workers: int) -> Cost:
+        size = SIZES[scale]
+        passes = len(RULES) * len(size.seeds) * (size.steps + 1)
+        models = {shape_of(size.family, n_kv_heads=heads): passes for heads in KV_HEADS}
+        return estimated(models, batch=size.setup.batch, sequence=size.sequence, runs=size.runs, workers=workers)
+
+    def run(
+        self,
+        scale: Scale,
+        folder: Path,
+        *,
+        engine: Engine | None = None,
+        report: Callable[[int, int], None] = lambda done, total: None,
+        remark: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        run(scale, folder, engine=engine, report=report)
+
+    def findings(self, scale: Scale, folder: Path) -> Findings:
+        results = self._recorded(scale, folder)
+        rows = table(results)
+        data = {
+            "checks": {name: result.to_dict() for name, result in results.items()},
+            "table": [asdict(row) for row in rows],
+        }
+        return Findings(
+            tuple(to_text(rows, results)), tuple(claims(rows, results)), tuple(save(results, folder)), data
+        )  # fmt: skip
+
+    def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
+        results = self._recorded(scale, folder)
+        return tuple(claims(table(results), results))
+
+    def _recorded(self, scale: Scale, folder: Path) -> dict[str, CheckResult]:
+        each = SIZES[scale].runs // len(RULES)
+        return {name: recorded_check(folder / name, each) for name in RULES}
+
+    def dry_run(self, scale: Scale) -> Iterator[str]:
+        size = SIZES[scale]
+        yield f"{len(RULES)} rules ({', '.join(RULES)}), {len(size.seeds)} seeds, {size.steps} steps of one batch, over"
+        for heads in KV_HEADS:
+            model, base = (on_meta(size.family)(n_kv_heads=count) for count in (heads, max(KV_HEADS)))
+            rates = [_key_rate(model, base, rule) for rule in RULES.values()]
+            yield f"  {described(model)}; rate of keys × " + ", ".join(f"{rate:.4g}" for rate in rates)
+
+
+def _key_rate(model: nn.Module, base: nn.Module, rule: Rule) -> float:
+    made = plan(model, base=base, optimizer="adamw", rule=rule)
+    return next(one.lr for one in made.parameters.values() if one.role == "key")
+
+
+def claims(rows: Sequence[Row], results: Mapping[str, CheckResult]) -> Iterator[Claim]:
+    """What the three figures are said to show."""
+    flat = [row for row in rows if row.rule == "mup" and row.statistic == KNOWN["dh"].label]
+    passed = sum(row.verdict == "pass" for row in flat)
+    failed = sum(row.verdict == "fail" for row in flat)
+    activations: Verdict = "agrees" if passed == len(flat) else "cannot be decided at this scale"
+    yield _claim(
+        "Vanilla μP passes the check of activations, ‖Δh‖ over r",
+        f"{passed} of {len(flat)} roles flat, {failed} not: {_slopes(flat)}",
+        results["mup"],
+        "disagrees" if failed else activations,
+    )
+    for name, says, verdict in (("mup", "Vanilla μP fails", "fail"), ("gqa-mup", "GQA-μP passes", "pass")):
+        own = [row for row in rows if row.rule == name and row.statistic == KNOWN["update"].label]
+        shown = _slopes([row for row in own if row.role in ("key", "value", "query")])
+        found = results[name].verdict
+        told: Verdict = "agrees" if found == verdict else "disagrees"
+        words = f"{found}; slopes of ‖ΔW‖/‖W0‖: {shown}"
+        undecided = found == "inconclusive"
+        yield _claim(
+            f"{says} the spectral check", words, results[name], "cannot be decided at this scale" if undecided else told
+        )
+
+
+def _claim(says: str, seen: str, result: CheckResult, verdict: Verdict) -> Claim:
+    return Claim(CoordinateCheck.name, says, seen, len(result.runs), verdict)
+
+
+def _slopes(rows: Sequence[Row]) -> str:
+    return ", ".join(f"{row.role} {row.slope:+.2f} [{row.low:+.2f}, {row.high:+.2f}]" for row in rows)
+
+
+EXPERIMENT = CoordinateCheck()

@@ -6,7 +6,7 @@ growing spread, √(r/2n), which is the figure's second message. The paper does 
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,9 @@ import sympy
 import torch
 
 from mupscale import norms, records, reports
+from mupscale.engines import Engine
 from mupscale.errors import DimensionError, OptionError
+from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale, Verdict, refuse_empty
 from mupscale.theory import estimates, formulas
 from mupscale.theory.formulas import Expr
 from mupscale.theory.units import KeyValue
@@ -145,3 +147,82 @@ def _figure(config: Config, points: Sequence[Point]) -> "Figure":
         y_label="norm / (σ√n)",
         title=f"n = {config.width}, {config.draws} draws, one input each; band: ±1 sd",
     )
+
+
+SIZES: Mapping[Scale, Config] = {"cpu": Config(), "paper": Config(width=768)}
+"""The paper draws 1000 matrices and states no width: 768 is that of its models."""
+
+
+class ExpectedNorms(Experiment):
+    """Drawn at once: nothing is trained."""
+
+    name = "expected-norms"
+
+    def cost(self, scale: Scale, workers: int) -> Cost | None:
+        return None
+
+    def run(
+        self,
+        scale: Scale,
+        folder: Path,
+        *,
+        engine: Engine | None = None,
+        report: Callable[[int, int], None] = lambda done, total: None,
+        remark: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.run_with(SIZES[scale], folder, report)
+
+    def run_with(self, config: Config, folder: Path, report: Callable[[int, int], None]) -> None:
+        done, total = 0, config.draws * len(config.repetitions)
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            report(done, total)
+
+        save(config, run(config, advance), folder)
+
+    def findings(self, scale: Scale, folder: Path) -> Findings:
+        return self.findings_with(SIZES[scale], folder)
+
+    def findings_with(self, config: Config, folder: Path) -> Findings:
+        refuse_empty(folder, "expected-norms.jsonl")
+        rows, _ = records.read_lines(folder / "expected-norms.jsonl")
+        draws = [Draw(**row) for row in rows]
+        points = summarize(config, draws)
+        data = {"config": dataclasses.asdict(config), "points": [dataclasses.asdict(point) for point in points]}
+        return Findings(tuple(_lines(points)), tuple(_claims(points)), tuple(save(config, draws, folder)), data)
+
+    def dry_run(self, scale: Scale) -> Iterator[str]:
+        config = SIZES[scale]
+        yield f"{config.draws} matrices of width {config.width} for each r in {config.repetitions}"
+
+
+def _lines(points: Sequence[Point]) -> Iterator[str]:
+    yield f"{'norm':<10}{'r':>4}{'mean':>9}{'sd':>9}{'theory':>9}"
+    for p in points:
+        yield f"{p.norm:<10}{p.r:>4}{p.mean:>9.4f}{p.sd:>9.4f}{p.theory:>9.4f}"
+    yield f"norms over σ√n, {points[0].draws} draws each, sd over draws (ddof 1)"
+
+
+def _claims(points: Sequence[Point]) -> Iterator[Claim]:
+    """Means within 4 % (spectral: theory is a limit) and 2 % of theory; the spread within 5 % and its own noise."""
+    draws = sum(point.draws for point in points) // 2
+    for norm, says in (
+        ("spectral", "The spectral norm of the repeated matrix grows as 1 + √r"),
+        ("expected", "The expected operator norm of the repeated matrix stays at 1"),
+    ):
+        own = [point for point in points if point.norm == norm]
+        off = max(abs(point.mean / point.theory - 1) for point in own)
+        allowed = 0.04 if norm == "spectral" else 0.02
+        worst = f"means at most {off:.1%} off, for r = {own[0].r} to {own[-1].r} at n = {own[0].width}"
+        yield Claim(ExpectedNorms.name, says, worst, draws, "agrees" if off < allowed else "disagrees")
+    own = [point for point in points if point.norm == "expected"]
+    ratios = [point.sd / (point.r / 2 / point.width) ** 0.5 for point in own]
+    allowed = 0.05 + 3 / (2 * own[0].draws) ** 0.5
+    verdict: Verdict = "agrees" if all(abs(ratio - 1) < allowed for ratio in ratios) else "disagrees"
+    words = f"its sd over draws is {min(ratios):.2f} to {max(ratios):.2f} times √(r/2n)"
+    yield Claim(ExpectedNorms.name, "Its spread grows with r", words, draws, verdict)
+
+
+EXPERIMENT = ExpectedNorms()

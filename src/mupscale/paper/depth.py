@@ -1,0 +1,33 @@
+"""The paper's claim on depth: residual branches must be scaled by 1/L; 1/√L and 1 are not enough."""
+
+from collections.abc import Iterator, Mapping
+
+from mupscale.paper.experiment import Claim, Verdict
+from mupscale.paper.sweeps import Movement, Seen, Sweep, drift_words, moved
+
+BETAS: Mapping[str, tuple[str, Movement]] = {
+    "beta-1": ("1", "moves"),
+    "beta-1-over-sqrt-L": ("1/√L", "moves"),
+    "complete-p": ("1/L", "still"),
+}
+"""Rules of the study: the factor on their branches, and what then follows for the rate, as the paper has it."""
+
+
+class Depth(Sweep):
+    """The best rate over depth, for each scaling of the branches."""
+
+    name = "depth"
+    study = "depth"
+
+    def claims(self, seen: Seen) -> Iterator[Claim]:
+        for rule, (beta, expected) in BETAS.items():
+            found = moved(seen.transfer(rule))
+            verdict: Verdict = "agrees" if found == expected else "disagrees"
+            if found == "unknown":
+                verdict = "cannot be decided at this scale"
+            holds = "holds still over depth" if expected == "still" else "moves with depth"
+            says = f"With residual branches scaled by β = {beta}, the best rate {holds}"
+            yield Claim(self.name, says, drift_words(seen.transfer(rule), rule), seen.count(rule), verdict)
+
+
+EXPERIMENT = Depth()

@@ -1,0 +1,5 @@
+"""Transfer over r under SGD."""
+
+from mupscale.paper.optimizers import Sgd
+
+EXPERIMENT = Sgd()

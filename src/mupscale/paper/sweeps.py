@@ -1,0 +1,175 @@
+"""Experiments that are studies: run like any other, with the paper's figures and claims on top."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from mupscale import reports
+from mupscale.analysis import Estimate, StudyAnalysis, analyse
+from mupscale.analysis.families import CellAnalysis, Comparison, RuleTransfer
+from mupscale.analysis.measurements import Measurement
+from mupscale.engines import Engine
+from mupscale.paper.catalogue import load
+from mupscale.paper.costs import study_cost
+from mupscale.paper.dry_run import validate
+from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale, refuse_empty
+from mupscale.records import write_whole
+from mupscale.reports.page import study_page
+from mupscale.reports.page.of_study import page_data
+from mupscale.studies import Study, StudyConfig
+from mupscale.studies.measured import measured
+from mupscale.studies.summary import rows, table_text
+
+FIGURES = ("png", "svg")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A study's runs and what they say."""
+
+    analysis: StudyAnalysis
+    runs: Sequence[Measurement]
+
+    def transfer(self, rule: str) -> RuleTransfer | None:
+        return next((one for one in self.analysis.transfers if one.rule == rule), None)
+
+    def cells(self, rule: str) -> list[CellAnalysis]:
+        return [cell for cell in self.analysis.cells if cell.rule == rule]
+
+    def comparison(self, quantity: str, first: str, second: str) -> Comparison | None:
+        """`first` minus `second`, in whichever order the analysis has them."""
+        for one in self.analysis.comparisons:
+            if one.quantity != quantity:
+                continue
+            if (one.first, one.second) == (first, second):
+                return one
+            if (one.first, one.second) == (second, first):
+                turned = Estimate(-one.difference.value, -one.difference.high, -one.difference.low)
+                return Comparison(quantity, one.unit, first, second, turned, one.better)
+        return None
+
+    def count(self, *rules: str) -> int:
+        """Runs that ended, of these rules or of all."""
+        return sum(not rules or run.rule in rules for run in self.runs)
+
+
+def seen_in(study: Study) -> Seen:
+    runs, axis = measured(study)
+    return Seen(analyse(runs, axis=axis), runs)
+
+
+def with_ends(estimate: Estimate | None, digits: int = 2) -> str:
+    """A number and its interval, for a sentence.
+
+    >>> with_ends(Estimate(-0.051, -0.11, 0.02)), with_ends(Estimate(1, 0, math.inf)), with_ends(None)
+    ('-0.05 [-0.11, 0.02]', '1.00 (not bounded)', 'not found')
+    """
+    if estimate is None:
+        return "not found"
+    value = f"{estimate.value:z.{digits}f}"
+    if not estimate.bounded:
+        return f"{value} (not bounded)"
+    return f"{value} [{estimate.low:z.{digits}f}, {estimate.high:z.{digits}f}]"
+
+
+class Sweep(Experiment):
+    """An experiment that is a study. Subclasses say what its runs mean for the paper's claims."""
+
+    study: ClassVar[str]
+    "The TOML file, by scale."
+
+    def config(self, scale: Scale) -> StudyConfig:
+        return load(self.study, scale)
+
+    def folder(self, scale: Scale) -> Path:
+        """Experiments on the same study share its runs."""
+        return Path("runs/paper") / f"{self.study}-{scale}"
+
+    def cost(self, scale: Scale, workers: int) -> Cost:
+        return study_cost(self.config(scale), workers)
+
+    def run(
+        self,
+        scale: Scale,
+        folder: Path,
+        *,
+        engine: Engine | None = None,
+        report: Callable[[int, int], None] = lambda done, total: None,
+        remark: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        Study.create(self.config(scale), folder).run(
+            engine=engine,
+            report=lambda now: report(len(now.trials), sum(now.expected.values())),
+            remark=remark,
+        )
+
+    def findings(self, scale: Scale, folder: Path) -> Findings:
+        refuse_empty(folder, "records.jsonl")
+        study = Study.open(folder)
+        seen = seen_in(study)
+        page = folder / "report.html"
+        write_whole(page, study_page(page_data(study)).encode("utf-8", errors="replace"))
+        paths = [page, *reports.save_study_figures(seen.analysis, seen.runs, folder / "figures", FIGURES)]
+        paths += self.figures(seen, folder / "figures")
+        lines = [table_text(rows(study.snapshot())), "", *self.lines(seen)]
+        return Findings(tuple(lines), tuple(self.claims(seen)), tuple(paths))
+
+    def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
+        """Without drawing anything."""
+        refuse_empty(folder, "records.jsonl")
+        return tuple(self.claims(seen_in(Study.open(folder))))
+
+    def dry_run(self, scale: Scale) -> Iterator[str]:
+        yield from validate(self.config(scale))
+
+    def figures(self, seen: Seen, folder: Path) -> list[Path]:
+        """What the paper draws beyond the figures that every study has."""
+        return []
+
+    def lines(self, seen: Seen) -> Iterator[str]:
+        """What is printed beside the table of optima."""
+        yield from ()
+
+    @abstractmethod
+    def claims(self, seen: Seen) -> Iterator[Claim]:
+        """The paper's claims beside what these runs say."""
+
+
+Movement = str
+"""One of "moves", "still" and "unknown"."""
+
+HALF_POWER = 0.5
+"""Octaves: the paper's finest grid. What moves less than this over a whole family counts as still."""
+
+
+def movement(drift: Estimate | None, doublings: float) -> Movement:
+    """Whether an optimum moves over a family of so many doublings, as far as the interval of its drift tells.
+
+    >>> movement(Estimate(-0.3, -0.4, -0.2), 3), movement(Estimate(0.0, -0.1, 0.1), 3), movement(Estimate(0, -1, 1), 3)
+    ('moves', 'still', 'unknown')
+    """
+    if drift is None or not drift.bounded:
+        return "unknown"
+    if max(abs(drift.low), abs(drift.high)) * doublings < HALF_POWER:
+        return "still"
+    return "moves" if drift.excludes(0) else "unknown"
+
+
+def doublings_of(transfer: RuleTransfer | None) -> float:
+    """From the least member to the largest."""
+    positions = [member.position for member in transfer.members if member.position] if transfer else []
+    return math.log2(max(positions) / min(positions)) if positions else 0.0
+
+
+def moved(transfer: RuleTransfer | None) -> Movement:
+    return movement(transfer.drift if transfer else None, doublings_of(transfer))
+
+
+def drift_words(transfer: RuleTransfer | None, rule: str) -> str:
+    """As "mup: drift -0.02 [-0.09, 0.04] a doubling, sd 0.04 [0.00, 0.12]"."""
+    if transfer is None or transfer.mean is None:
+        return f"{rule}: no optimum found"
+    return f"{rule}: drift {with_ends(transfer.drift)} a doubling, sd {with_ends(transfer.sd)}"

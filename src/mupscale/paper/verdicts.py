@@ -1,0 +1,38 @@
+"""All claims at once, from the recorded results of every experiment: the table of results/README.md."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mupscale.errors import OptionError
+from mupscale.paper import EXPERIMENTS, experiment
+from mupscale.paper.experiment import Claim, Scale
+
+FOLDERS: dict[str, tuple[str, Scale]] = {
+    "coordinate-check": ("coordinate-check/paper", "paper"),
+    "tau-epoch": ("weight-decay", "cpu"),
+}
+"""Where results are, for those that are not in the folder of their name, or not at the small scale."""
+
+COMPUTED = ("configurations", "parameterization")
+"""What needs no record."""
+
+
+def claims_in(results: Path) -> list[Claim]:
+    """In the order of the experiments. One whose results are not there has no claim."""
+    if not results.is_dir():
+        raise OptionError(f"{results} is not a folder. Name the one that holds a folder for each experiment.")
+    found: list[Claim] = []
+    for name in EXPERIMENTS:
+        place, scale = FOLDERS.get(name, (name, "cpu"))
+        if name in COMPUTED or (results / place).is_dir():
+            found += experiment(name).claims_in(scale, results / place)
+    return found
+
+
+def table_lines(claims: Sequence[Claim]) -> Iterator[str]:
+    """As Markdown."""
+    yield "| experiment | claim or question | seen | runs | verdict |"
+    yield "|---|---|---|---|---|"
+    for one in claims:
+        words = [one.experiment, one.says, one.seen, str(one.runs) if one.runs else "–", one.verdict]
+        yield f"| {' | '.join(word.replace('|', chr(92) + '|') for word in words)} |"
