@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ import sympy
 
 from mupscale.cli import main
 from mupscale.planning import Plan
+from mupscale.studies.quick import DEMO
 from mupscale.theory import FIELDS, RULES, derive
 from mupscale.theory.units import NAMED
 
@@ -24,6 +26,8 @@ COMMANDS = [
     ["models"],
     ["paper"],
     ["paper", "expected-norms"],
+    ["paper", "gqa-ablation"],
+    ["paper", "claims"],
     ["demo"],
 ]
 
@@ -315,6 +319,9 @@ MISTAKES = {
     "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --rule mupp": "Did you mean 'mup'",
     "tabel": "tabel",
     "paper expected-norm": "expected-norm",
+    "paper gqa-ablatoin": "gqa-ablatoin",
+    "paper depth --scale gpu --dry-run": "gpu",
+    "paper claims --results nowhere": "nowhere is not a folder",
     "paper expected-norms --width 100": "r=3 does not divide heads × head_dim = 100",
     "paper expected-norms --draws 1": "at least 2",
     "paper expected-norms --seed -1": "seed=-1 is out of range",
@@ -378,12 +385,23 @@ def test_an_output_that_cannot_be_written_has_its_own_status(tmp_path, capsys):
     assert "could not write" in err
 
 
-def test_the_demo_shows_table_derivation_and_figure(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("mupscale.cli.demo._DRAWS", 4)
-    status, out, _ = run(capsys, "demo", "--output", str(tmp_path))
-    assert status == 0
+def test_the_demo_goes_the_whole_way_and_again_at_once(tmp_path, capsys, monkeypatch):
+    """In small: two values of r and two rates."""
+    small = {"steps": 4, "batch": 2, "warmup": 1}
+    monkeypatch.setattr("mupscale.cli.demo.KV_HEADS", (12, 1))
+    monkeypatch.setattr("mupscale.cli.demo.SEEDS", 2)
+    monkeypatch.setattr("mupscale.cli.demo.STEPS", 1)
+    monkeypatch.setattr("mupscale.studies.quick.DEMO", DEMO | {"seeds": [42, 43], "length": small})
+    status, out, err = run(capsys, "demo", "--output", str(tmp_path), "--workers", "0")
+    assert status == 0, err
     assert "2n/(1 + √r)" in out
-    assert "Bai–Yin" in out
-    assert (tmp_path / "expected-norms.png").read_bytes().startswith(b"\x89PNG")
-    status, out, _ = run(capsys, "demo", "--output", str(tmp_path), "--json")
-    assert set(json.loads(out)) == {"table", "derivation", "points", "files"}
+    assert re.search(r"^mup +\S+ +slope of ‖ΔW‖/‖W0‖ over r: query .* \(4 runs\)$", out, re.MULTILINE)
+    assert "Recipe for llama-3-8b from the study demo" in out
+    assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    kept = json.loads((tmp_path / "recipe.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr("mupscale.checks.check.run_probe", None)
+    monkeypatch.setattr("mupscale.studies.study.train", None)
+    status, out, _ = run(capsys, "demo", "--output", str(tmp_path), "--workers", "0", "--json")
+    data = json.loads(out)
+    assert set(data) == {"table", "checks", "cells", "recipe", "report"}
+    assert data["recipe"] == kept

@@ -185,8 +185,13 @@ def ending(status: int) -> str:
         name = signal.Signals(-status).name
     except ValueError:  # a real-time signal
         name = f"signal {-status}"
-    hint = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
+    return f"was killed by {name}{_HINTS.get(name, '')}"
+
+
+_HINTS = {
+    "SIGKILL": " (the system does that when memory runs out)",
+    "SIGILL": " (some virtual machines announce AMX and do not have it: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16)",
+}
 
 
 def _started(terms: Terms) -> subprocess.Popen[bytes]:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from mupscale.errors import DimensionError, OptionError
 from mupscale.studies.names import plain
+from mupscale.theory import read_rule
 from mupscale.training import RunConfig, lengths, settings, toml
 
 Method = Literal["adaptive", "grid", "random", "tpe"]
@@ -131,7 +132,7 @@ class StudyConfig:
         own = {name: space.pop(name) for name, ranges in list(space.items()) if isinstance(ranges, Mapping)}
         return StudyConfig(
             name=settings.typed("name", given.pop("name"), str),
-            rules=tuple(_listed("rules", given.pop("rules", ["gqa-mup"]), (str, Mapping))),
+            rules=tuple(map(_from_file, _listed("rules", given.pop("rules", ["gqa-mup"]), (str, Mapping)))),
             seeds=tuple(_listed("seeds", given.pop("seeds", [1, 2, 3]), (int,))),
             space=_with_lr(_space("space", space)),
             rule_space={name: _space(f"space.{name}", ranges) for name, ranges in own.items()},
@@ -243,6 +244,13 @@ def _cell_name(rule: str | Mapping[str, Any], label: str | None, dimensions: Map
 
 def _rule_name(rule: str | Mapping[str, Any]) -> str:
     return rule if isinstance(rule, str) else str(rule.get("name", "own"))
+
+
+def _from_file(rule: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
+    """The choices of a rule that is a file: a study must not change when the file does."""
+    if not isinstance(rule, str) or not rule.endswith(".json"):
+        return rule
+    return {key: value for key, value in dataclasses.asdict(read_rule(rule)).items() if value is not None}
 
 
 def _listed(name: str, value: Any, kinds: tuple[type, ...]) -> list[Any]:

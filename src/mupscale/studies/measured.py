@@ -1,7 +1,10 @@
 """From the trials of a study to what analysis takes."""
 
+import dataclasses
+
 from mupscale.analysis.families import StudyAnalysis, analyse
 from mupscale.analysis.measurements import Measurement, Member
+from mupscale.models import GPTConfig
 from mupscale.studies.config import Cell, StudyConfig
 from mupscale.studies.study import Snapshot, Study
 
@@ -48,7 +51,14 @@ def _axis(config: StudyConfig) -> str | None:
     if not config.variants and len(config.vary) == 1:
         name = next(iter(config.vary))
         return "r" if name == "n_kv_heads" and config.trainer is None else name
-    return "parameters" if config.trainer is None else None
+    if config.trainer is not None:
+        return None
+    models = {dataclasses.replace(_shape(config, cell), n_kv_heads=None) for cell in config.cells()}
+    return "r" if len(models) == 1 else "parameters"
+
+
+def _shape(config: StudyConfig, cell: Cell) -> GPTConfig:
+    return config.run_config(cell, dict.fromkeys(config.space, 1.0), config.seeds[0]).model
 
 
 def _position(config: StudyConfig, cell: Cell, axis: str | None) -> float | None:
@@ -56,7 +66,7 @@ def _position(config: StudyConfig, cell: Cell, axis: str | None) -> float | None
         return None
     if axis in cell.dimensions:
         return float(cell.dimensions[axis])
-    shape = config.run_config(cell, dict.fromkeys(config.space, 1.0), config.seeds[0]).model
+    shape = _shape(config, cell)
     if axis == "r":
         return float(shape.repetitions)
     from mupscale.models.budgets import parameter_counts

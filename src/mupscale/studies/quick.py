@@ -1,9 +1,10 @@
-"""The study that is run where nothing else is said: a small reference model that one core trains in about 15 seconds.
+"""Studies that come with the package: what is run where nothing else is said, and the demo's.
 
-12 heads, as the paper's models have, so that r can be 1, 2, 3, 4, 6 and 12. The base is a third as wide and half as
-deep, so that rules differ by more than their treatment of sharing. σ0 = 0.1 at width 32 is GPT-2's 0.02 at 768: σ√n is
-what counts. ε is the paper's, 1e-9/n. Two tokens a parameter and a warmup of 50 steps were chosen in pilots: with the
-paper's 2 % of so few steps, rates near the optimum were unstable.
+The first trains a small reference model, about 15 seconds a run on one core. It has 12 heads, as the paper's models
+have, so that r can be 1, 2, 3, 4, 6 and 12. The base is a third as wide and half as deep, so that rules differ by more
+than their treatment of sharing. σ0 = 0.1 at width 32 is GPT-2's 0.02 at 768: σ√n is what counts. ε is the paper's,
+1e-9/n. Two tokens a parameter and a warmup of 50 steps were chosen in pilots: with the paper's 2 % of so few steps,
+rates near the optimum were unstable. The demo's model is thinner, and takes about three seconds.
 """
 
 from typing import Any
@@ -19,4 +20,13 @@ QUICK: dict[str, Any] = {
     "optimizer": {"weight_decay": 0.1, "eps": 1e-9 / 32, "std": 0.1},
     "length": {"tokens_per_parameter": 2.0, "batch": 16, "warmup": 50},
     "record": {"eval_batches": 32},
+}
+
+DEMO: dict[str, Any] = QUICK | {
+    "name": "demo",
+    "vary": {"n_kv_heads": [12, 3, 1]},
+    "space": {"lr": ["2^-7.5", "2^-4"]},
+    "search": {"method": "grid", "step": 0.5},
+    "model": {"name": "study", "width": 48, "head_dim": 4},
+    "length": {"steps": 250, "batch": 8, "warmup": 25},
 }

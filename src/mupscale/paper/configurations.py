@@ -1,0 +1,141 @@
+"""The paper's two tables of models, computed, beside what it prints; and the batch rule of its text, which is another.
+
+The printed rows are data here, every column of them. The computed ones follow from shape and tokens a parameter.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from mupscale import reports
+from mupscale.engines import Engine
+from mupscale.models import BATCH_CONSTANTS, BatchRule, table_row
+from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale
+from mupscale.theory.tables import as_rows
+
+COLUMNS = (
+    "params (M)", "non-embd (M)", "width", "depth", "heads", "head size", "KV heads", "KV reps", "TPP", "tokens",
+    "sequences", "batch (tokens)", "batch (sequences)", "iterations",
+)  # fmt: skip
+PRINTED: Mapping[str, tuple[float, ...]] = {
+    "kvr_1": (125.55, 80.62, 768, 7, 12, 64, 1, 12, 10, 806200000, 98413, 262144, 32, 3075),
+    "kvr_2": (126.23, 81.31, 768, 7, 12, 64, 2, 6, 10, 813100000, 99255, 262144, 32, 3102),
+    "kvr_3": (126.92, 82, 768, 7, 12, 64, 3, 4, 10, 820000000, 100098, 262144, 32, 3128),
+    "kvr_4": (127.61, 82.69, 768, 7, 12, 64, 4, 3, 10, 826900000, 100940, 262144, 32, 3154),
+    "kvr_6": (128.99, 84.06, 768, 7, 12, 64, 6, 2, 10, 840600000, 102612, 262144, 32, 3207),
+    "kvr_12": (133.12, 88.19, 768, 7, 12, 64, 12, 1, 10, 881900000, 107654, 270336, 33, 3262),
+    "jwd-small": (48.82, 26.38, 384, 4, 6, 64, 6, 1, 3, 79140000, 9661, 81920, 10, 966),
+    "jwd-medium": (125.96, 81.07, 768, 6, 12, 64, 12, 1, 3, 243210000, 29689, 147456, 18, 1649),
+    "jwd-large": (237.17, 177.31, 1024, 10, 16, 64, 16, 1, 3, 531930000, 64933, 212992, 26, 2497),
+}
+"""As the paper prints them (its kvr_t_1 is our kvr_1). Parameters are in millions, the rest are whole numbers."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a table, printed and computed, to the same digit."""
+
+    model: str
+    column: str
+    printed: str
+    computed: str
+
+    @property
+    def equal(self) -> bool:
+        return self.printed == self.computed
+
+
+def cells_of(name: str, rule: BatchRule = "table") -> list[Cell]:
+    """The row of a model, cell by cell, with the batch by one of the two constants.
+
+    >>> [cell.column for cell in cells_of("kvr_12") if not cell.equal]
+    []
+    """
+    row = table_row(name, rule)
+    budget = row.budget
+    computed = (
+        row.total_parameters / 1e6, row.non_embedding_parameters / 1e6, row.width, row.depth, row.n_heads,
+        row.head_dim, row.n_kv_heads, row.repetitions, row.tokens_per_parameter, budget.tokens, budget.sequences,
+        budget.batch_tokens, budget.batch_sequences, budget.iterations,
+    )  # fmt: skip
+    rows = zip(COLUMNS, PRINTED[name], computed, strict=True)
+    return [Cell(name, column, _shown(column, printed), _shown(column, ours)) for column, printed, ours in rows]
+
+
+def _shown(column: str, value: float) -> str:
+    """To the digit that the paper prints: hundredths of a million parameters."""
+    return f"{value:.2f}" if column.endswith("(M)") else f"{value:.0f}"
+
+
+def as_lines(names: Mapping[str, object] = PRINTED) -> Iterator[str]:
+    """The rows as computed, with what is not as printed behind them."""
+    rows: list[list[str]] = []
+    for name in names:
+        cells = cells_of(name)
+        wrong = [f"{cell.column}: {cell.printed} printed" for cell in cells if not cell.equal]
+        rows.append([name, *(cell.computed for cell in cells), "; ".join(wrong) or "equal to the printed digit"])
+    yield from as_rows(["", *COLUMNS, ""], rows).splitlines()
+
+
+def claims() -> list[Claim]:
+    """What the tables and the text say."""
+    cells = [cell for name in PRINTED for cell in cells_of(name)]
+    wrong = [cell for cell in cells if not cell.equal]
+    rows = len(PRINTED) - len({cell.model for cell in wrong})
+    seen = f"{rows} of {len(PRINTED)} rows, {len(cells) - len(wrong)} of {len(cells)} cells equal to the printed digit"
+    tables = Claim(
+        experiment=Configurations.name,
+        says="the two tables of models: parameters, tokens, batch and iterations of nine models",
+        seen=f"{seen}, with a batch of {BATCH_CONSTANTS['table']:g}·√tokens rounded up",
+        runs=0,
+        verdict="disagrees" if wrong else "agrees",
+    )
+    return [tables, _batch_claim()]
+
+
+def _batch_claim() -> Claim:
+    by_text = [cell for name in PRINTED for cell in cells_of(name, "printed") if cell.column == "batch (sequences)"]
+    equal = sum(cell.equal for cell in by_text)
+    ratios = [int(cell.computed) / int(cell.printed) for cell in by_text]
+    return Claim(
+        experiment=Configurations.name,
+        says=f"batch: {BATCH_CONSTANTS['printed']}·√tokens sequences of 8192",
+        seen=(
+            f"gives {equal} of the {len(by_text)} batches that the paper's own tables print: {min(ratios):.2f} to "
+            f"{max(ratios):.2f} of them, rounded up"
+        ),
+        runs=0,
+        verdict="agrees" if equal == len(by_text) else "disagrees",
+    )
+
+
+class Configurations(Experiment):
+    """The same at both scales: nothing is trained."""
+
+    name = "configurations"
+
+    def cost(self, scale: Scale, workers: int) -> Cost | None:
+        return None
+
+    def run(
+        self,
+        scale: Scale,
+        folder: Path,
+        *,
+        engine: Engine | None = None,
+        report: Callable[[int, int], None] = lambda done, total: None,
+        remark: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """There is nothing to carry out: a row takes milliseconds, and is computed when it is asked for."""
+        report(len(PRINTED), len(PRINTED))
+
+    def findings(self, scale: Scale, folder: Path) -> Findings:
+        rows = [asdict(cell) | {"equal": cell.equal} for name in PRINTED for cell in cells_of(name)]
+        path = reports.save_csv(rows, folder / "configurations.csv")
+        return Findings(tuple(as_lines()), tuple(claims()), (path,))
+
+    def dry_run(self, scale: Scale) -> Iterator[str]:
+        yield from as_lines()
+
+
+EXPERIMENT = Configurations()

@@ -1,0 +1,126 @@
+"""A study checked without running it: every model on the meta device, its plan, its optimizer, its schedule.
+
+Nothing is downloaded and no memory is taken for weights. A mistake is an error that names the cell.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mupscale.data.hub import DEFAULT_TOKENIZER, HubText
+from mupscale.data.opening import FORMS
+from mupscale.data.tokenizing import FORMS as TOKENIZERS
+from mupscale.data.tokenizing import bpe_size
+from mupscale.errors import DimensionError, MupscaleError, OptionError, UnknownNameError
+from mupscale.models import CONFIGURATIONS, SEQUENCE_TOKENS, parameter_counts
+from mupscale.paper.catalogue import middle_run
+from mupscale.paper.configurations import PRINTED, cells_of
+from mupscale.planning import Plan
+from mupscale.studies import StudyConfig
+from mupscale.studies.config import Cell
+from mupscale.targets.settings import split_settings
+from mupscale.training import RunConfig, lengths
+from mupscale.training.preparation import Lengths, on_meta, optimizers, plan_for
+
+
+def validate(config: StudyConfig) -> Iterator[str]:
+    """A line a cell, and the paper's row where it is one of the paper's; what would not run is an error."""
+    if config.trainer is not None:
+        raise OptionError(f"{config.name}: a trainer of one's own is not checked here. Leave [trainer] out.")
+    said: set[str] = set()
+    for cell in config.cells():
+        try:
+            lines = _checked(config, cell)
+        except MupscaleError as error:
+            raise OptionError(f"{config.name}, cell {cell.name}: {error}") from error
+        yield from (line for line in lines if line not in said)
+        said.update(lines)
+
+
+def _checked(config: StudyConfig, cell: Cell) -> list[str]:
+    """What there is to say of a cell, with what it shares with others in lines of their own."""
+    run = middle_run(config, cell)
+    corpus = corpus_named(run.data.corpus, run.data.tokenizer)
+    model, made, found = on_meta(run.model), plan_for(run), lengths(run)
+    optimizers(made, model, run.optimizer)
+    _check_shares(run, found, config.engine.ranks)
+    size = f"{parameter_counts(run.model).total / 1e6:.2f}M parameters"
+    schedule = f"{found.steps} steps of {found.batch} × {run.data.sequence} tokens, warmup {found.warmup}"
+    line = f"{cell.name}: {size}, {_rates(made)}, {schedule}"
+    return [f"corpus: {corpus}, named and not opened", line, *_row(run, found)]
+
+
+def _rates(made: Plan) -> str:
+    """What the base's rate is multiplied by for queries and keys, which is where rules differ."""
+    by_role = {parameter.role: parameter.lr for parameter in made.parameters.values()}
+    return f"lr × {by_role['query']:.4g} (queries), {by_role['key']:.4g} (keys)"
+
+
+def _check_shares(run: RunConfig, found: Lengths, ranks: int) -> None:
+    """What would stop a run at its first step."""
+    parts = ranks * run.length.accumulate
+    if found.batch % parts:
+        raise DimensionError(
+            f"a batch of {found.batch} sequences cannot be shared by {ranks} ranks in {run.length.accumulate} slices. "
+            "Choose length.accumulate so that ranks × slices divide it."
+        )
+    if (run.machine.shard == "none") != (ranks == 1):
+        raise OptionError(f"engine.ranks = {ranks} and machine.shard = {run.machine.shard} do not go together.")
+    if found.warmup >= found.steps:
+        raise OptionError(f"a warmup of {found.warmup} steps leaves nothing of {found.steps}. Set length.warmup.")
+
+
+def _row(run: RunConfig, found: Lengths) -> list[str]:
+    """The paper's row of this model, if it is one of the paper's and trained as there; with an error if it differs."""
+    name = printed_name(run)
+    if name is None:
+        return []
+    cells = cells_of(name)
+    by_column = {cell.column: cell for cell in cells}
+    ours = {"batch (sequences)": found.batch, "iterations": found.steps}
+    wrong = [f"{cell.column} is {cell.computed}, printed {cell.printed}" for cell in cells if not cell.equal]
+    wrong += [
+        f"{column} of the run is {value}, printed {by_column[column].printed}"
+        for column, value in ours.items()
+        if str(value) != by_column[column].printed
+    ]
+    if wrong:
+        raise OptionError(f"not the paper's row {name}: {'; '.join(wrong)}.")
+    return [f"  the paper's {name}: {' | '.join(cell.computed for cell in cells)}: equal to the printed digit"]
+
+
+def printed_name(run: RunConfig) -> str | None:
+    """The row of the paper's tables that a run is of: the same shape, tokens a parameter, sequences and batch rule."""
+    length = run.length
+    ruled = length.batch is None and length.batch_rule == "table" and length.steps is None
+    if not ruled or run.data.sequence != SEQUENCE_TOKENS:
+        return None
+    named = (CONFIGURATIONS[name] for name in PRINTED)
+    trained = (run.model, length.tokens_per_parameter)
+    return next((one.name for one in named if (one.model, one.tokens_per_parameter) == trained), None)
+
+
+def corpus_named(name: str, tokenizer: str | None) -> str:
+    """What a corpus and its tokenizer stand for, without opening either.
+
+    >>> corpus_named("hf:openwebtext", None)
+    'hf:Skylion007/openwebtext by hub:openai-community/gpt2'
+    """
+    kind, _, rest = name.partition(":")
+    if kind == "hf" and rest:
+        text = HubText.of(*split_settings(rest))
+        return f"hf:{text.name} by {_tokenizer_named(tokenizer or DEFAULT_TOKENIZER)}"
+    if name == "python-stdlib":
+        return f"{name} by {_tokenizer_named(tokenizer or 'bytes')}"
+    if kind in ("text", "bin") and rest:
+        if not Path(split_settings(rest)[0]).expanduser().exists():
+            raise OptionError(f"data.corpus = {name!r}: there is no such file or folder.")
+        return name
+    raise UnknownNameError("corpus", name, FORMS)
+
+
+def _tokenizer_named(spec: str) -> str:
+    kind, _, rest = spec.partition(":")
+    known = spec == "bytes" or bpe_size(spec) is not None or (kind in ("file", "hub") and rest)
+    if not known:
+        raise UnknownNameError("tokenizer", spec, TOKENIZERS)
+    return spec

@@ -1,0 +1,175 @@
+"""What the paper's sweeps say of its claims, on runs whose answer is known."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mupscale.analysis import Estimate, Measurement, Member, analyse
+from mupscale.errors import OptionError, UnknownNameError
+from mupscale.paper import EXPERIMENTS, experiment
+from mupscale.paper.horizon import seen_over_r, to_target
+from mupscale.paper.sweeps import Seen, Sweep, drift_words
+from mupscale.paper.weight_decay import drift_over_sizes, further, variance_lines
+from mupscale.studies import Study
+from tests.paper.made_runs import SEEDS, curve_runs, seen_over
+
+R = (1, 2, 3, 4, 6, 12)
+UNDECIDED = "cannot be decided at this scale"
+
+
+def verdicts(name: str, seen: Seen) -> list[str]:
+    chosen = experiment(name)
+    assert isinstance(chosen, Sweep)
+    return [claim.verdict for claim in chosen.claims(seen)]
+
+
+class TestGqaAblation:
+    def test_what_the_paper_saw_agrees(self) -> None:
+        def falls(x: float) -> float:
+            return -6 - 0.4 * x
+
+        seen = seen_over("r", R, {"mup": falls, "complete-p": falls, "gqa-mup": lambda x: -6})
+        assert verdicts("gqa-ablation", seen)[:2] == ["agrees", "agrees"]
+
+    def test_the_opposite_disagrees(self) -> None:
+        seen = seen_over("r", R, {"mup": lambda x: -6, "gqa-mup": lambda x: -6 + 0.4 * x})
+        assert verdicts("gqa-ablation", seen)[:2] == ["disagrees", "disagrees"]
+
+    def test_two_that_hold_still_are_not_told_apart(self) -> None:
+        seen = seen_over("r", R, {"mup": lambda x: -6, "gqa-mup": lambda x: -6.2})
+        assert verdicts("gqa-ablation", seen)[:2] == ["disagrees", UNDECIDED]
+
+    def test_noise_decides_nothing(self) -> None:
+        seen = seen_over("r", (1, 12), {"mup": lambda x: -6 + 0.1 * x, "gqa-mup": lambda x: -6}, noise=0.15)
+        assert set(verdicts("gqa-ablation", seen)[:2]) == {UNDECIDED}
+
+    def test_runs_are_counted_by_rule(self) -> None:
+        seen = seen_over("r", R, {"mup": lambda x: -6, "gqa-mup": lambda x: -6})
+        each = len(R) * len(SEEDS) * 9
+        assert (seen.count("mup"), seen.count()) == (each, 2 * each)
+        claims = list(experiment("gqa-ablation").claims(seen))  # pyright: ignore[reportAttributeAccessIssue]
+        assert [claim.runs for claim in claims[:2]] == [each, 2 * each]
+
+    def test_the_study_on_disk_gets_a_page_figures_and_lines(self, tmp_path: Path) -> None:
+        for name in ("study.toml", "records.jsonl"):
+            shutil.copy(Path("results/gqa-dense") / name, tmp_path / name)
+        found = experiment("gqa-ablation").findings("cpu", tmp_path)
+        names = {path.name for path in found.paths}
+        assert {"report.html", "loss-by-lr.png", "loss-by-lr.svg", "transfer.csv"} <= names
+        assert all(path.stat().st_size > 0 for path in found.paths)
+        text = "\n".join(found.lines)
+        assert "complete-p  mean -5.80" in text
+        assert "gives up 0.0000" in text
+        assert found.claims == experiment("gqa-ablation").claims_in("cpu", tmp_path)
+
+    def test_an_empty_folder_is_told(self, tmp_path: Path) -> None:
+        with pytest.raises(OptionError, match=r"holds no records\.jsonl"):
+            experiment("gqa-ablation").findings("cpu", tmp_path)
+
+
+class TestDepth:
+    def test_only_one_over_l_holding_still_agrees(self) -> None:
+        best = {"beta-1": lambda x: -6 - x, "beta-1-over-sqrt-L": lambda x: -6 - 0.5 * x, "complete-p": lambda x: -6}
+        assert verdicts("depth", seen_over("depth", (2, 4, 8, 16), best)) == ["agrees"] * 3
+
+    def test_all_holding_still_disagrees_with_the_first_two(self) -> None:
+        best = dict.fromkeys(("beta-1", "beta-1-over-sqrt-L", "complete-p"), lambda x: -6.0)
+        assert verdicts("depth", seen_over("depth", (2, 4, 8, 16), best)) == ["disagrees", "disagrees", "agrees"]
+
+
+class TestHorizon:
+    RATES = tuple(-8 + k / 2 for k in range(9))
+
+    def seen(self, mup: dict[int, float], gqa: dict[int, float], target: float) -> Seen:
+        optima = {
+            (rule, Member(label=f"proxy-r{r}", position=1000.0 - r)): value
+            for rule, proxies in (("mup", mup), ("gqa-mup", gqa))
+            for r, value in proxies.items()
+        }
+        optima |= {(rule, Member(label="target-r4", position=5000.0)): target for rule in ("mup", "gqa-mup")}
+        runs = list(curve_runs(optima, self.RATES))
+        return Seen(analyse(runs, axis="parameters"), runs)
+
+    def test_each_proxy_is_measured_against_the_target(self) -> None:
+        seen = self.seen({1: -5.5, 2: -6, 4: -6, 8: -6.5}, dict.fromkeys((1, 2, 4, 8), -6.0), -6)
+        found = {r: one.octaves.value for r, one in to_target(seen, "mup").items()}
+        assert found == pytest.approx({1: 0.5, 2: 0, 4: 0, 8: -0.5}, abs=0.06)
+        assert verdicts("horizon", seen) == ["agrees", "agrees"]
+
+    def test_the_drift_is_over_r_of_the_proxies_alone(self) -> None:
+        seen = self.seen({1: -5, 2: -5.5, 4: -6, 8: -6.5}, dict.fromkeys((1, 2, 4, 8), -6.0), -3)
+        over_r = seen_over_r(seen)
+        transfer = over_r.transfer("mup")
+        assert transfer is not None
+        assert transfer.drift is not None
+        assert transfer.drift.value == pytest.approx(-0.5, abs=0.05)
+        assert over_r.count() == 2 * 4 * len(SEEDS) * len(self.RATES)
+
+
+class TestWeightDecay:
+    def seen(self, moves: float) -> Seen:
+        """Two parameters on a grid; under mup the best decay moves with size, under complete-p nothing does."""
+        runs = [
+            Measurement(
+                rule=rule,
+                member=Member(label=name, position=size),
+                seed=42,
+                params={"lr": 2.0**x, "weight_decay": 2.0**y},
+                loss=2 + 0.1 * (x + 6) ** 2 + 0.05 * (y + 1 - (moves * k if rule == "mup" else 0)) ** 2,
+                steps=100 * 2**k,
+            )
+            for rule in ("sp", "mup", "complete-p")
+            for k, (name, size) in enumerate((("small", 1e4), ("medium", 2e4), ("large", 4e4)))
+            for x in (-8, -7.2, -6.4, -5.6, -4.8, -4)
+            for y in (-5, -3.8, -2.6, -1.4, -0.2, 1, 2.2)
+        ]
+        return Seen(analyse(runs, axis="parameters"), runs)
+
+    def test_drifts_are_those_put_in_and_tau_follows(self) -> None:
+        seen = self.seen(1.0)
+        decay, tau = (drift_over_sizes(seen, "mup", name).estimate for name in ("weight_decay", "tau_epoch"))
+        assert decay is not None
+        assert tau is not None
+        assert decay.value == pytest.approx(1.0, abs=0.05)
+        # τ = 1/(ηλ·steps), and steps double with size.
+        assert tau.value == pytest.approx(-2.0, abs=0.1)
+        still = drift_over_sizes(seen, "complete-p", "weight_decay").estimate
+        assert still is not None
+        assert still.value == pytest.approx(0.0, abs=0.05)
+
+    def test_a_decay_that_moves_unless_scaled_agrees(self) -> None:
+        assert verdicts("weight-decay", self.seen(1.0))[1] == "agrees"
+        assert verdicts("weight-decay", self.seen(0.0))[1] == UNDECIDED
+
+    def test_the_table_stands_beside_the_papers(self) -> None:
+        text = "\n".join(variance_lines(self.seen(1.0)))
+        assert "0.00554" in text
+        assert "0.383" in text
+
+    def test_how_much_further_counts_neither_direction(self) -> None:
+        found = further(Estimate(-1, -1.2, -0.8, 20), Estimate(0.5, 0.3, 0.7, 20), 0.95)
+        assert found is not None
+        assert found.value == 0.5
+        assert (found.high - found.low) / 2 == pytest.approx(0.2 * 2**0.5)
+        assert further(None, Estimate(0, -1, 1), 0.95) is None
+
+
+def test_every_experiment_of_the_list_is_there() -> None:
+    for name in EXPERIMENTS:
+        assert experiment(name).name == name
+    with pytest.raises(UnknownNameError, match="gqa-ablation"):
+        experiment("gqa-ablatoin")
+
+
+def test_a_rule_without_an_optimum_is_said() -> None:
+    assert drift_words(None, "sp") == "sp: no optimum found"
+
+
+def test_cpu_studies_are_as_committed() -> None:
+    """A record that no longer belongs to the study of its name could not be made again."""
+    for name in EXPERIMENTS:
+        chosen = experiment(name)
+        folder = Path("results") / name
+        if isinstance(chosen, Sweep) and folder.is_dir():
+            assert Study.open(folder).config.identity() == chosen.config("cpu").identity(), name
