@@ -55,7 +55,7 @@ test: lint postgres browser torchtitan  ## what CI runs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(TITAN) TORCHTITAN=1 $(BIN)/python -m pytest -q tests/recipes/test_torchtitan.py
 
-demo: venv  ## the derived table, one derivation, a plan, one norm experiment with a figure
+demo: venv  ## derive, check, sweep, report, and a recipe for Llama-3 8B: some minutes
 	@$(BIN)/mupscale demo
 
 drills: venv  ## the slow checks; their tables go to results/drills/

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mupscale.errors import OptionError
-from mupscale.paper import EXPERIMENTS, experiment
+from mupscale.paper.named import EXPERIMENTS, experiment
 from mupscale.paper.experiment import Claim, Scale
 
 FOLDERS: dict[str, tuple[str, Scale]] = {

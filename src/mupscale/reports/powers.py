@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANEL_INCHES = {1: (4.6, 3.2), 2: (3.6, 2.9), 3: (2.9, 2.4), 4: (2.6, 2.2)}
+_PANEL_INCHES = {1: (4.6, 3.2), 2: (3.6, 2.9), 3: (2.9, 2.4)}
 _FAR_INTERVAL = 2.0
 """An interval may stretch its axis by this factor beyond the means, no further."""
 
@@ -47,7 +47,7 @@ def draw_powers(panels: Sequence[PowerPanel], *, x_label: str, y_label: str, tit
     """
     _check(panels)
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
-    columns = len(panels) if len(panels) <= 4 else 3
+    columns = len(panels) if len(panels) <= 3 else 2 if len(panels) == 4 else 3
     rows = math.ceil(len(panels) / columns)
     width, height = _PANEL_INCHES[columns]
     legend_inches = 0.7 + 0.075 * max(map(len, [*labels, theory]))

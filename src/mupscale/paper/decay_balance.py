@@ -1,0 +1,474 @@
+"""The paper's claim on mis-scaled decay: λ ∝ n^(1+δ) swamps learning, λ ∝ n^(1−δ) vanishes beside it.
+
+AdamW as torch has it moves a matrix by W ← (1 − ηλ)W − ηr̂. The balance of decay and learning is b = λ‖W‖/‖r̂‖, in
+spectral norms; the rate cancels. Under μP ‖W‖ stays and ‖r̂‖ ∝ n, so that b ∝ n^δ: a slope of δ over the width. It is
+measured in real training of the reference model under `complete-p`, whose λ ∝ n is multiplied by (n/n_base)^δ.
+
+After T steps W_T = D·W_0 + learned, exactly, with D = Π(1 − ηλ). For δ > 0 the paper also lowers the rate,
+η ∝ n^(−1−δ), so that the decay itself keeps its size: "learning vanishes" is about that. Both are run.
+
+Ours: the base's rate and decay, chosen so that a few steps show something, the number of steps, the data (Python's own
+library as bytes), no warmup.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from mupscale import norms, reports
+from mupscale.analysis import Slope, fit_slope, judge_flatness
+from mupscale.checks.probe import cross_entropy_of
+from mupscale.checks.statistics import geometric_mean
+from mupscale.data import Batch
+from mupscale.engines import Engine, carry_out
+from mupscale.errors import NonFiniteError
+from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale, Verdict
+from mupscale.paper.few_steps import HIDDEN, Start, estimated, geometric, recorded, shape_of, shapes
+from mupscale.planning import Plan
+from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
+from mupscale.targets import Family
+from mupscale.theory import rule_named
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DELTAS = (-1.0, -0.5, 0.0, 0.5, 1.0)
+RULE = rule_named("complete-p")
+TOLERANCE = 0.1
+RATE, DECAY, STD = 2**-8, 1.0, 0.1
+
+
+@dataclass(frozen=True)
+class Error:
+    """How decay is mis-scaled: by n^δ, and whether the rate is lowered by as much, as the paper does for δ > 0."""
+
+    delta: float
+    matched: bool = False
+
+    @property
+    def label(self) -> str:
+        delta = f"{self.delta:+g}".replace("-", "−") if self.delta else "0"
+        return f"δ = {delta}" + (", η lowered" if self.matched else "")
+
+    def decay(self, ratio: float) -> float:
+        """Factor on the decay that the rule prescribes, for a width so many times the base's."""
+        return ratio**self.delta
+
+    def rate(self, ratio: float) -> float:
+        return ratio**-self.delta if self.matched else 1.0
+
+
+NONE = Error(0.0)
+ERRORS = (*(Error(delta) for delta in DELTAS), *(Error(delta, matched=True) for delta in DELTAS if delta > 0))
+
+
+@dataclass(frozen=True)
+class Size:
+    """A family over width, and how its members are trained for a few steps."""
+
+    family: Family
+    widths: tuple[int, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    batch: int
+    sequence: int
+
+    def start(self, width: int, seed: int) -> Start:
+        return Start(self.family, width, min(self.widths), seed, RULE, STD, self.batch, self.sequence)
+
+    @property
+    def runs(self) -> int:
+        """At the base there is nothing to mis-scale."""
+        return len(self.seeds) * (1 + (len(self.widths) - 1) * len(ERRORS))
+
+
+SIZES: Mapping[Scale, Size] = {
+    "cpu": Size(Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), (1, 2, 3, 4, 5), 8, 4, 64),
+    # The widths of the paper's weight-decay table and one beyond, with its heads of 64.
+    "paper": Size(
+        Family("gpt:jwd-small,vocabulary=256,context=1024"), (384, 768, 1024, 2048), tuple(range(1, 11)), 20, 8, 1024
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One short training."""
+
+    start: Start
+    error: Error
+    steps: int
+
+
+def train_a_little(job: Job) -> dict[str, Any]:
+    """The balance at every step, and what W_T is made of, by role."""
+    model, made = job.start.made()
+    training = _Training(model, made, job)
+    for step in range(job.steps):
+        training.step(step)
+    return {
+        "width": job.start.width, "seed": job.start.seed, "delta": job.error.delta, "matched": job.error.matched,
+        "losses": [_short(loss) for loss in training.losses], "roles": training.roles(),
+    }  # fmt: skip
+
+
+class _Matrix:
+    """A hidden matrix on its way: its rate and decay, where it began, and the balance so far."""
+
+    def __init__(self, role: str, weight: Tensor, lr: float, weight_decay: float) -> None:
+        self.role, self.weight, self.lr, self.weight_decay = role, weight, lr, weight_decay
+        self.first = weight.detach().clone()
+        self.before = self.first
+        self.balances: list[float] = []
+
+    def keep(self) -> None:
+        self.before = self.weight.detach().clone()
+
+    def note(self) -> None:
+        """Of the step just taken b = λ‖W‖/‖r̂‖, with r̂ = ((1 − ηλ)W_t − W_{t+1})/η."""
+        learned = _norm((1 - self.lr * self.weight_decay) * self.before - self.weight.detach()) / self.lr
+        self.balances.append(self.weight_decay * _norm(self.before) / learned)
+
+    def ended(self) -> dict[str, Any]:
+        """W_T = D·W_0 + learned: what decay took of W_0, what was learned beside it, and both parts within W_T."""
+        left = (1 - self.lr * self.weight_decay) ** len(self.balances)
+        whole, start = _norm(self.weight.detach()), _norm(self.first)
+        learned = _norm(self.weight.detach() - left * self.first)
+        return {
+            "taken": 1 - left, "gained": learned / start, "initial_share": left * start / whole,
+            "learned_share": learned / whole,
+        }  # fmt: skip
+
+
+class _Training:
+    def __init__(self, model: nn.Module, made: Plan, job: Job) -> None:
+        self.model, self.batches = model, job.start.batches()
+        self.device = next(model.parameters()).device
+        self.optimizer = torch.optim.AdamW(groups(model, made, job))
+        self.matrices = list(self._matrices(made))
+        self.losses: list[float] = []
+
+    def _matrices(self, made: Plan) -> Iterator[_Matrix]:
+        for group in self.optimizer.param_groups:
+            for name, weight in zip(group["param_names"], group["params"], strict=True):
+                role = made.parameters[name].role
+                if role in HIDDEN:
+                    yield _Matrix(role, weight, group["lr"], group["weight_decay"])
+
+    def step(self, step: int) -> None:
+        batch = Batch(*(tokens.to(self.device) for tokens in self.batches.at(step)))
+        loss = cross_entropy_of(self.model, batch)
+        self.losses.append(float(loss.detach()))
+        if not torch.isfinite(loss):
+            raise NonFiniteError(f"the loss is {self.losses[-1]} at step {step}: the rate {RATE:g} is too large.")
+        self.optimizer.zero_grad()
+        loss.backward()
+        for matrix in self.matrices:
+            matrix.keep()
+        self.optimizer.step()
+        for matrix in self.matrices:
+            matrix.note()
+
+    def roles(self) -> dict[str, dict[str, Any]]:
+        """Geometric means over layers."""
+        found: dict[str, dict[str, Any]] = {}
+        for role in HIDDEN:
+            matrices = [matrix for matrix in self.matrices if matrix.role == role]
+            ends = [matrix.ended() for matrix in matrices]
+            steps = zip(*(matrix.balances for matrix in matrices), strict=True)
+            found[role] = {name: _short(geometric_mean([end[name] for end in ends])) for name in ends[0]}
+            found[role]["balance"] = [_short(geometric_mean(values)) for values in steps]
+        return found
+
+
+def groups(model: nn.Module, made: Plan, job: Job) -> list[dict[str, Any]]:
+    """The plan's groups, with decay (and rate) of hidden matrices mis-scaled."""
+    ratio = job.start.width / job.start.base
+    rate, decay = job.error.rate(ratio), job.error.decay(ratio)
+    return made.param_groups(
+        model,
+        lr={"default": RATE, **dict.fromkeys(HIDDEN, RATE * rate)},
+        weight_decay={"default": DECAY, **dict.fromkeys(HIDDEN, DECAY * decay)},
+        eps=1e-12,
+        betas=(0.9, 0.95),
+    )
+
+
+def _norm(matrix: Tensor) -> float:
+    return float(norms.spectral_norm(matrix, "gram").value.sum())
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: the slope over width of the balance, or of a part of W_T."""
+
+    quantity: str
+    delta: float
+    rate_lowered: bool
+    role: str
+    slope: float
+    low: float
+    high: float
+    theory: float
+    verdict: str
+    "Whether the slope is theory's, ± 0.1."
+
+
+class DecayBalance(Experiment):
+    """Decay against learning over the width, with decay that scales as it should and as it should not."""
+
+    name: ClassVar[str] = "decay-balance"
+
+    def cost(self, scale: Scale, workers: int) -> Cost:
+        size = SIZES[scale]
+        each = len(size.seeds) * size.steps
+        times = {width: 1 if width == min(size.widths) else len(ERRORS) for width in size.widths}
+        models = {shape_of(size.family, width=width): each * count for width, count in times.items()}
+        return estimated(models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers)
+
+    def run(
+        self,
+        scale: Scale,
+        folder: Path,
+        *,
+        engine: Engine | None = None,
+        report: Callable[[int, int], None] = lambda done, total: None,
+        remark: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        size = SIZES[scale]
+        about = {
+            "family": repr(size.family), "base": min(size.widths), "steps": size.steps, "batch": size.batch,
+            "sequence": size.sequence, "lr": RATE, "weight_decay": DECAY, "std": STD,
+        }  # fmt: skip
+        ledger = folder / "runs.jsonl"
+        carry_out(train_a_little, jobs(size), ledger=ledger, about=about, engine=engine, report=report, remark=remark)
+
+    def findings(self, scale: Scale, folder: Path) -> Findings:
+        size = SIZES[scale]
+        seen = _Seen(recorded(folder / "runs.jsonl", size.runs), size)
+        rows = [*_balance_rows(seen), *_relative_rows(seen), *_part_rows(seen)]
+        paths = [reports.save_csv([vars(row) for row in rows], folder / "slopes.csv")]
+        paths += reports.save_figure(_balance_figure(seen), folder / "balance", ("png", "svg"))
+        paths += reports.save_figure(_parts_figure(seen), folder / "parts", ("png", "svg"))
+        return Findings((*_table(rows), "", *_made_of(seen)), tuple(_claims(rows, seen)), tuple(paths))
+
+    def dry_run(self, scale: Scale) -> Iterator[str]:
+        size = SIZES[scale]
+        yield f"{self.name}: {', '.join(error.label for error in ERRORS)}, each over"
+        yield from shapes(size.family, size.widths, RULE)
+        yield (
+            f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} tokens, base rate "
+            f"{RATE:g}, base decay {DECAY:g}, std {STD:g}: {size.runs} runs"
+        )
+
+
+EXPERIMENT = DecayBalance()
+
+
+def jobs(size: Size) -> dict[str, Job]:
+    return {
+        f"{error.label} width={width} seed={seed}": Job(size.start(width, seed), error, size.steps)
+        for width in size.widths
+        for error in (ERRORS if width > min(size.widths) else [NONE])
+        for seed in size.seeds
+    }
+
+
+class _Seen:
+    """Results by error, seed and width."""
+
+    def __init__(self, results: Mapping[str, Any], size: Size) -> None:
+        self.size, self._of = size, dict[tuple[Error, int, int], Mapping[str, Any]]()
+        for one in results.values():
+            of_base = one["width"] == min(size.widths)
+            for error in ERRORS if of_base else [Error(one["delta"], one["matched"])]:
+                self._of[error, one["seed"], one["width"]] = one
+
+    def table(self, error: Error, of: Callable[[Mapping[str, Any]], float]) -> list[list[float]]:
+        """By seed, over the widths."""
+        return [[of(self._of[error, seed, width]) for width in self.size.widths] for seed in self.size.seeds]
+
+    def balance(self, error: Error, role: str) -> list[list[float]]:
+        """The mean over steps."""
+        return self.table(error, lambda run: geometric_mean(run["roles"][role]["balance"]))
+
+    def part(self, error: Error, name: str) -> list[list[float]]:
+        """A part of W_T, the mean over roles."""
+        return self.table(error, lambda run: geometric_mean([run["roles"][role][name] for role in HIDDEN]))
+
+    def fall(self, error: Error) -> list[list[float]]:
+        """How far the loss came down, in nats."""
+        return self.table(error, lambda run: run["losses"][0] - run["losses"][-1])
+
+
+def _balance_rows(seen: _Seen) -> Iterator[Row]:
+    """One for each error and role; intervals of a hidden role hold together with those of the others."""
+    for error in ERRORS:
+        for role in HIDDEN:
+            slope = fit_slope(seen.size.widths, seen.balance(error, role))
+            yield _row("balance", error, role, slope, error.delta, len(HIDDEN))
+
+
+def _relative_rows(seen: _Seen) -> Iterator[Row]:
+    """The balance over that at δ = 0, seed by seed: whatever else the width does to a role cancels."""
+    for error in ERRORS:
+        for role in HIDDEN if error.delta else ():
+            pairs = zip(seen.balance(error, role), seen.balance(NONE, role), strict=True)
+            values = [[own / right for own, right in zip(*rows, strict=True)] for rows in pairs]
+            yield _row("relative", error, role, fit_slope(seen.size.widths, values), error.delta, len(HIDDEN))
+
+
+def _part_rows(seen: _Seen) -> Iterator[Row]:
+    """What was learned, over ‖W_0‖: as much at every width, or less by as much as the rate is lowered."""
+    for error in ERRORS:
+        slope = fit_slope(seen.size.widths, seen.part(error, "gained"))
+        yield _row("learned", error, "all hidden", slope, -error.delta if error.matched else 0.0, 1)
+
+
+def _row(quantity: str, error: Error, role: str, slope: Slope, theory: float, comparisons: int) -> Row:
+    low, high = slope.interval(comparisons=comparisons)
+    moved = Slope(slope.value - theory, slope.standard_error, slope.degrees_of_freedom, slope.seeds, slope.values)
+    verdict = judge_flatness(moved, tolerance=TOLERANCE, comparisons=comparisons).verdict
+    return Row(quantity, error.delta, error.matched, role, slope.value, low, high, theory, verdict)
+
+
+_NAMES = {"balance": "b = λ‖W‖/‖r̂‖", "relative": "b over b at δ = 0", "learned": "‖learned‖/‖W_0‖"}
+
+
+def _table(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"{'slope over width of':<21}{'decay':<20}{'role':<18}{'slope':>7}  {'interval':<17}{'theory':>7}  agree?"
+    for row in rows:
+        numbers = f"{row.slope:>+7.2f}  {f'[{row.low:+.2f}, {row.high:+.2f}]':<17}{row.theory:>+7.2f}"
+        label = Error(row.delta, row.rate_lowered).label
+        yield f"{_NAMES[row.quantity]:<21}{label:<20}{row.role:<18}{numbers}  {row.verdict}"
+
+
+def _claims(rows: Sequence[Row], seen: _Seen) -> Iterator[Claim]:
+    def chosen(quantity: str, wanted: Callable[[Error], bool]) -> list[Row]:
+        return [row for row in rows if row.quantity == quantity and wanted(Error(row.delta, row.rate_lowered))]
+
+    right = chosen("balance", lambda error: error.delta == 0)
+    above = chosen("balance", lambda error: error.delta > 0)
+    below = chosen("balance", lambda error: error.delta < 0)
+    lowered = chosen("learned", lambda error: error.matched)
+    law = chosen("relative", lambda error: not error.matched)
+    slower = chosen("relative", lambda error: error.matched)
+    # Every claim rests on the base's runs and on those beyond it, of so many errors.
+    seeds, beyond = len(seen.size.seeds), len(seen.size.seeds) * (len(seen.size.widths) - 1)
+    flat = [row.role for row in right if row.verdict == "pass"]
+    found: list[tuple[str, str, int, Verdict | Literal["ours"]]] = [
+        ("λ ∝ n keeps decay and learning in balance at every width",
+         f"b = λ‖W‖/‖r̂‖ {_range(right)}; within ±{TOLERANCE} for {', '.join(flat) or 'no role'}", 1, _as_theory(right)),
+        ("λ ∝ n^(1+δ): decay outgrows learning", f"b {_range(above)}", 4, _beyond(above, 1)),
+        ("λ ∝ n^(1−δ): decay vanishes beside learning", f"b {_range(below)}", 2, _beyond(below, -1)),
+        ("with η ∝ n^(−1−δ) beside it, what is learned becomes negligible", f"‖learned‖/‖W_0‖ {_range(lowered)}", 2,
+         _beyond(lowered, -1)),
+        ("How does the balance go with the width? By theory as n^δ",
+         f"b over b at δ = 0, at the rule's own rate {_range(law)}; with η lowered {_range(slower)}", 7, "ours"),
+    ]  # fmt: skip
+    for says, seen_text, errors, verdict in found:
+        yield Claim("decay-balance", says, f"slope over width of {seen_text}", seeds + errors * beyond, verdict)
+
+
+def _range(rows: Sequence[Row]) -> str:
+    """By δ the extreme roles, each with its interval."""
+    texts: list[str] = []
+    for delta in dict.fromkeys(row.delta for row in rows):
+        some = sorted((row for row in rows if row.delta == delta), key=lambda row: row.slope)
+        ends = [
+            f"{row.slope:+.2f} [{row.low:+.2f}, {row.high:+.2f}] ({row.role})"
+            for row in dict.fromkeys((some[0], some[-1]))
+        ]
+        texts.append(f"{' to '.join(ends)} at {Error(delta).label}")
+    return "; ".join(texts)
+
+
+def _as_theory(rows: Sequence[Row]) -> Verdict:
+    """All slopes within the tolerance of theory's, or one that is not."""
+    verdicts = {row.verdict for row in rows}
+    if verdicts == {"pass"}:
+        return "agrees"
+    return "disagrees" if "fail" in verdicts else "cannot be decided at this scale"
+
+
+def _beyond(rows: Sequence[Row], sign: int) -> Verdict:
+    """All slopes beyond the tolerance, to that side, or one that is not."""
+    nearest = [row.low if sign > 0 else -row.high for row in rows]
+    farthest = [row.high if sign > 0 else -row.low for row in rows]
+    if min(nearest) > TOLERANCE:
+        return "agrees"
+    return "disagrees" if min(farthest) < TOLERANCE else "cannot be decided at this scale"
+
+
+_PARTS = {
+    "taken": "1 − D",
+    "gained": "‖learned‖/‖W_0‖",
+    "initial_share": "‖D·W_0‖/‖W_T‖",
+    "learned_share": "‖learned‖/‖W_T‖",
+}
+
+
+def _made_of(seen: _Seen) -> Iterator[str]:
+    """W_T = D·W_0 + learned at both ends of the widths, and the loss."""
+    size = seen.size
+    yield f"W_T = D·W_0 + learned after {size.steps} steps, mean over seeds and hidden matrices"
+    yield f"{'decay':<20}{'width':>6}{''.join(f'{head:>17}' for head in _PARTS.values())}{'loss fell by':>14}"
+    for error in ERRORS:
+        for place in (0, -1):
+            parts = [geometric([row[place] for row in seen.part(error, name)]).value for name in _PARTS]
+            fall = sum(row[place] for row in seen.fall(error)) / len(size.seeds)
+            cells = "".join(f"{part:>17.3f}" for part in parts)
+            yield f"{error.label:<20}{size.widths[place]:>6}{cells}{fall:>14.2f}"
+
+
+def _balance_figure(seen: _Seen) -> "Figure":
+    errors = [error for error in ERRORS if not error.matched]
+    panels = [
+        PowerPanel(
+            role.replace("_", " "),
+            [_curve(seen, error.label, seen.balance(error, role), error.delta) for error in errors],
+        )
+        for role in HIDDEN
+    ]
+    return draw_powers(
+        panels,
+        x_label="width n",
+        y_label="b = λ‖W‖/‖r̂‖",
+        title=f"Decay beside learning, λ ∝ n$^{{1+δ}}$ ({len(seen.size.seeds)} seeds, bands: 95 % intervals)",
+        theory="theory: b ∝ n$^δ$",
+    )
+
+
+def _parts_figure(seen: _Seen) -> "Figure":
+    """To first order decay takes a share ∝ ηλ of W_0, and learning gives one ∝ η."""
+    taken = [
+        _curve(seen, error.label, seen.part(error, "taken"), 0.0 if error.matched else error.delta) for error in ERRORS
+    ]
+    gained = [
+        _curve(seen, error.label, seen.part(error, "gained"), -error.delta if error.matched else 0.0)
+        for error in ERRORS
+    ]
+    return draw_powers(
+        [PowerPanel("taken by decay, 1 − D", taken), PowerPanel("learned, ‖learned‖/‖W_0‖", gained)],
+        x_label="width n",
+        y_label="share of ‖W_0‖",
+        title=f"W_T = D·W_0 + learned after {seen.size.steps} steps, λ ∝ n$^{{1+δ}}$ ({len(seen.size.seeds)} seeds)",
+        theory="theory: ∝ ηλ, ∝ η",
+    )
+
+
+def _curve(seen: _Seen, label: str, values: Sequence[Sequence[float]], slope: float) -> PowerCurve:
+    """With a line of that slope from the first mean on."""
+    found, widths = [geometric(column) for column in zip(*values, strict=True)], seen.size.widths
+    line = [found[0].value * (width / widths[0]) ** slope for width in widths]
+    return PowerCurve(
+        label, widths, [one.value for one in found], [one.low for one in found], [one.high for one in found], line
+    )
