@@ -1,9 +1,11 @@
 """What an experiment of the paper is: what it costs, how it is run, and what its records say."""
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
 from mupscale.engines import Engine
@@ -77,8 +79,11 @@ class Experiment(ABC):
         """What the folder's records say; figures and tables are written into it."""
 
     def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
-        """The claims alone."""
-        return self.findings(scale, folder).claims
+        """The claims alone; nothing is written into the folder."""
+        with TemporaryDirectory() as beside:
+            if not folder.is_dir():
+                return self.findings(scale, Path(beside)).claims
+            return self.findings(scale, Path(shutil.copytree(folder, Path(beside) / folder.name))).claims
 
     @abstractmethod
     def dry_run(self, scale: Scale) -> Iterator[str]:

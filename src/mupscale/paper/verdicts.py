@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mupscale.errors import OptionError
-from mupscale.paper.named import EXPERIMENTS, experiment
 from mupscale.paper.experiment import Claim, Scale
+from mupscale.paper.named import EXPERIMENTS, experiment
 
 FOLDERS: dict[str, tuple[str, Scale]] = {
     "coordinate-check": ("coordinate-check/paper", "paper"),

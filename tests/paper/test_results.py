@@ -1,0 +1,51 @@
+"""Committed results: they belong to the studies of the package, can be made again, and the table says what they say."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mupscale.paper import EXPERIMENTS, experiment
+from mupscale.paper.sweeps import Sweep
+from mupscale.paper.verdicts import claims_in, table_lines
+from mupscale.studies import Study
+from mupscale.studies.cell_run import CellRun, assignment
+from mupscale.studies.trainers import train
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def committed() -> list[str]:
+    """One name for each study, though two experiments may share it."""
+    sweeps = [one for name in EXPERIMENTS if isinstance(one := experiment(name), Sweep)]
+    return [one.name for one in sweeps if one.name == one.study and (RESULTS / one.study / "records.jsonl").exists()]
+
+
+@pytest.mark.parametrize("name", committed())
+def test_records_belong_to_the_study_of_their_name_and_are_whole(name: str) -> None:
+    chosen, study = experiment(name), Study.open(RESULTS / name)
+    assert isinstance(chosen, Sweep)
+    assert study.config.identity() == chosen.config("cpu").identity()
+    snapshot = study.snapshot()
+    assert snapshot.done == set(snapshot.cells)
+    assert {trial.status for trial in snapshot.trials} <= {"finished", "diverged"}
+
+
+@pytest.mark.parametrize("name", committed())
+def test_a_recorded_run_comes_out_again(name: str, tmp_path: Path) -> None:
+    """The one that took least: to the last digit where it was made, and elsewhere as far as rounding lets it."""
+    study = Study.open(RESULTS / name)
+    trial = min((t for t in study.trials if t.loss is not None), key=lambda t: (t.tokens or 0, t.key))
+    cell = next(one for one in study.config.cells() if one.name == trial.cell)
+    waiting = CellRun(study.config, cell, [])
+    while (proposed := waiting.next()) is not None and proposed.number != trial.number:
+        pass
+    assert proposed is not None
+    work: dict[str, Any] = assignment(study.config, proposed, str(tmp_path / trial.key))
+    assert train(work)["loss"] == pytest.approx(trial.loss, abs=5e-3)
+
+
+def test_the_table_of_claims_is_what_the_records_say() -> None:
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
+    for line in table_lines(claims_in(RESULTS)):
+        assert line in text
