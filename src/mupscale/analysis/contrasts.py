@@ -9,6 +9,7 @@ from all cells together: with 9 cells and 3 seeds from 16 degrees of freedom ins
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,4 +187,4 @@ def _noncentrality(sum_of_squares: float, degrees_of_freedom: int, tail: float) 
     top = 4.0 * (sum_of_squares + degrees_of_freedom)
     while excess(top) > 0:
         top *= 2
-    return float(optimize.brentq(excess, 0.0, top, xtol=1e-9))
+    return cast(float, optimize.brentq(excess, 0.0, top, xtol=1e-9))

@@ -1,9 +1,9 @@
 """Sums of cells that come in blocks, where a seed does one thing in a whole block and another in each of its cells.
 
-Runs with one seed at one r begin with the same weights, whatever rate the key/value heads get: their losses, and less so
-their optima, lie off to the same side. So a cell's value is its mean, plus what the seed does everywhere, plus what it
-does in the block, plus what it does in the cell (a split plot; Scheffé 1959, ch. 8). A comparison within a block is free
-of the block's part, and far better known than one between blocks.
+Runs with one seed at one r begin with the same weights, whatever rate the key/value heads get: their losses, and less
+so their optima, lie off to the same side. So a cell's value is its mean, plus what the seed does everywhere, plus what
+it does in the block, plus what it does in the cell (a split plot; Scheffé 1959, ch. 8). A comparison within a block is
+free of the block's part, and far better known than one between blocks.
 """
 
 import math
@@ -34,7 +34,7 @@ class SeedBlocks:
     def of(blocks: Sequence[Sequence[Located]], recorded: tuple[float, float] = (0.0, 0.0)) -> "SeedBlocks | None":
         """None unless all cells have the same two seeds or more, and each variance a degree of freedom.
 
-        `recorded` is a variance between blocks that former studies found, and for how many degrees of freedom it counts.
+        `recorded` is a variance between blocks that former studies found, and how many degrees of freedom it counts.
         """
         cells = [cell for block in blocks for cell in block]
         seeds = sorted(cells[0].by_seed) if cells else []

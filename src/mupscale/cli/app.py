@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import cyclopts
 
 import mupscale
-from mupscale.cli import check, demo, paper, plan, report, sweep, theory, training, transfer
+from mupscale.cli import calibrate, check, demo, paper, plan, report, sweep, theory, training, transfer
 from mupscale.errors import MupscaleError
 
 app = cyclopts.App(
@@ -34,6 +34,7 @@ app.command(training.models)
 app.command(sweep.sweep)
 app.command(report.report)
 app.command(transfer.transfer)
+app.command(calibrate.calibrate)
 app.command(paper.app)
 app.command(demo.demo)
 

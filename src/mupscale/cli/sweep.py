@@ -24,7 +24,7 @@ class What:
     """What is searched, where no file says it or another value is wanted."""
 
     rule: Annotated[tuple[str, ...], Parameter(negative=())] = ()
-    "sp, mup, complete-p or gqa-mup. May be repeated."
+    "sp, mup, complete-p, gqa-mup, or a rule.json. May be repeated."
     vary: Annotated[tuple[str, ...], Parameter(negative=())] = ()
     "Model variants: n_kv_heads=12,3,1, or r, width, depth. May be repeated."
     seeds: str | None = None
@@ -110,7 +110,7 @@ def sweep(
     begun = study is not None and study.is_dir()
     if begun and output is not None:
         raise OptionError(f"{study} is the folder of a study: it is its own --output. Leave one of the two out.")
-    config = StudyConfig.from_dict(_settings(study, begun, what, where, settings))
+    config = StudyConfig.from_dict(study_settings(study, begun, what, where, settings))
     folder = study if study is not None and begun else output or _usual_folder(study, config)
     if show_config:
         print(config.to_toml(), end="")
@@ -133,7 +133,9 @@ def _usual_folder(file: Path | None, config: "StudyConfig") -> Path:
     return Path("runs/sweep") / folder_name(rules, "-".join(config.vary), [config.identity()])
 
 
-def _settings(study: Path | None, begun: bool, what: What, where: Where, settings: tuple[str, ...]) -> dict[str, Any]:
+def study_settings(
+    study: Path | None, begun: bool, what: What, where: Where, settings: tuple[str, ...]
+) -> dict[str, Any]:
     """The file, or the quick study, with everything else put over it."""
     from mupscale.studies.quick import QUICK
     from mupscale.training.settings import read_toml

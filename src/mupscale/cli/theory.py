@@ -24,7 +24,7 @@ class Choices:
     """The rule, and what is set differently."""
 
     rule: str = "gqa-mup"
-    "Preset: sp, mup, complete-p or gqa-mup."
+    "Preset: sp, mup, complete-p or gqa-mup; or the rule.json that mupscale calibrate wrote."
     kv_factor: str | None = None
     "Key/value rate over the hidden one: hidden, derived, paper, or a formula in r, n, inner."
     width: Scaled | None = None

@@ -216,14 +216,15 @@ class Plan:
 
     def _foot(self) -> list[str]:
         count = f"{len(self.parameters)} parameters" + (f", {len(self.hooks)} hooks" if self.hooks else "")
-        return ["", count, *(f"warning: {warning}" for warning in self.warnings)]
+        because = [f"{self.rule}: {self.rule.because}"] if self.rule.because else []
+        return ["", count, *because, *(f"warning: {warning}" for warning in self.warnings)]
 
     # As a file
 
     def to_dict(self) -> dict[str, Any]:
         return {
             **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _STRUCTURED},
-            "rule": dataclasses.asdict(self.rule),
+            "rule": {key: value for key, value in dataclasses.asdict(self.rule).items() if value is not None},
             "warnings": list(self.warnings),
             "hooks": [dataclasses.asdict(hook) for hook in self.hooks],
             "parameters": {name: storing.parameter_to_dict(p) for name, p in self.parameters.items()},

@@ -35,6 +35,7 @@ def plan(
     model        any nn.Module, also on the meta device
     base         the model that was tuned (meta will do), its Hugging Face config, or {"width": 512, "depth": 8}
     optimizer    adamw, adam, sgd, momentum, lion, muon, …
+    rule         sp, mup, complete-p, gqa-mup, the rule.json of a calibration, or a Rule
     decay        lr_coupled, independent or l2; what torch's optimizer does, unless said
     reference_r  read key/value sharing against this r instead of the base's; 1 gives the paper's absolute factor
     multipliers  "fold" them into the weights where that is exact, or "hook" them into the forward pass
@@ -104,7 +105,8 @@ def _warnings(
         why = (
             f"{choices.rule.name} gives keys and values no rate of their own"
             if choices.rule.kv_factor == "hidden"
-            else "the rates of keys and values rest on a young rule"
+            else "the rates of keys and values rest on "
+            + ("what was measured on another model" if choices.rule.because else "a young rule")
         )
         found.append(f"r differs ({base_r} → {r}): {why}. A base with the same r is safer.")
     if (

@@ -3,7 +3,8 @@
 from mupscale.theory.derivation import derive
 from mupscale.theory.formulas import Dimension, Expr
 from mupscale.theory.optimizers import DECAYS, OPTIMIZERS, Decay, Optimizer, Sizes, optimizer_named
-from mupscale.theory.rules import RULES, Rule, rule_named
+from mupscale.theory.rule_files import read_rule, rule_named
+from mupscale.theory.rules import RULES, Rule
 from mupscale.theory.scaling import FIELDS, LABELS, Factors, Scaling, Step
 from mupscale.theory.tables import Table, compare_optimizers, optimizers_to_text, parameterization
 from mupscale.theory.units import (
@@ -55,6 +56,7 @@ __all__ = [
     "optimizer_named",
     "optimizers_to_text",
     "parameterization",
+    "read_rule",
     "rule_named",
     "unit_named",
 ]

@@ -9,7 +9,8 @@ from mupscale.errors import NotDerivedError, NotExactError, OptionError, Unknown
 from mupscale.theory import estimates, formulas
 from mupscale.theory.formulas import Expr, inline, tidy
 from mupscale.theory.optimizers import DECAYS, Decay, Optimizer, Sizes, optimizer_named
-from mupscale.theory.rules import Rule, rule_named
+from mupscale.theory.rule_files import rule_named
+from mupscale.theory.rules import Rule
 from mupscale.theory.scaling import Scaling, Step
 from mupscale.theory.units import Fused, KeyValue, Residual, Standing, Unit, unit_named
 
@@ -236,7 +237,8 @@ class _Derivation:
             "Learning rate of the repeated matrix",
             _RATE,
             rate * factor.subs(self._own_dimensions(), simultaneous=True),
-            f"the rule sets the factor on the dense rate, kv_factor={self.rule.kv_factor!r}, instead of deriving it",
+            f"the rule sets the factor on the dense rate, kv_factor={self.rule.kv_factor!r}, instead of deriving it"
+            + (f": {self.rule.because}" if self.rule.because else ""),
             f"rule {self.rule}",
         )
 

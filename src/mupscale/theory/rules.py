@@ -23,6 +23,7 @@ class Rule:
     decay      "scaled": as derived for the decay mode; "none": the base value
     depth      β on residual branches: "none" (1), "1/L", "1/sqrt(L)", or any formula in L
     eps        "scaled": follows the gradient; "none": the base value
+    because    what the key/value factor rests on, where it was measured; changes nothing
 
     >>> Rule("mine", kv_factor="((1 + sqrt(r))/2)**0.7").kv_factor
     '((1 + sqrt(r))/2)**0.7'
@@ -36,6 +37,7 @@ class Rule:
     decay: Scaled = "scaled"
     depth: str = "1/L"
     eps: Scaled = "scaled"
+    because: str | None = None
 
     def __post_init__(self) -> None:
         for field in ("width", "decay", "eps"):
@@ -64,7 +66,9 @@ class Rule:
         changes = {key: value for key, value in changes.items() if value is not None and value != getattr(self, key)}
         if not changes:
             return self
-        altered = ", ".join(f"{key} {value}" for key, value in changes.items())
+        if "kv_factor" in changes:  # what was measured was another factor
+            changes.setdefault("because", None)
+        altered = ", ".join(f"{key} {value}" for key, value in changes.items() if key != "because")
         return replace(self, name=f"{self.name} ({altered})", **changes)
 
     def __str__(self) -> str:
@@ -90,15 +94,3 @@ RULES: Mapping[str, Rule] = {
         Rule("gqa-mup", width="scaled", kv_factor="derived", decay="scaled", depth="1/L", eps="scaled"),
     )
 }
-
-
-def rule_named(name: str) -> Rule:
-    """The preset of that name.
-
-    >>> rule_named("mup").decay
-    'none'
-    """
-    known = RULES.get(name.lower().replace("_", "-"))
-    if known is None:
-        raise UnknownNameError("rule", name, RULES)
-    return known

@@ -9,7 +9,8 @@ import sympy
 from mupscale.theory.derivation import derive
 from mupscale.theory.formulas import Expr, L, inline, latex, n, r, tidy
 from mupscale.theory.optimizers import OPTIMIZERS, Decay, Optimizer, optimizer_named
-from mupscale.theory.rules import Rule, rule_named
+from mupscale.theory.rule_files import rule_named
+from mupscale.theory.rules import Rule
 from mupscale.theory.scaling import FIELDS, LABELS, Scaling
 from mupscale.theory.units import Dense, Embedding, KeyValue, Readout, Residual, Unit
 

@@ -166,7 +166,7 @@ def _model(values: Any) -> GPTConfig:
 
 
 def rule_from(value: Any) -> Rule:
-    """A rule by name, or one's own as a table of its choices."""
+    """A rule by name or file, or one's own as a table of its choices."""
     if isinstance(value, str):
         return rule_named(value)
     table = settings.table("rule", value)

@@ -1,0 +1,298 @@
+"""Calibration: which exponent γ of ((1 + √r)/2)^γ suits a proxy's own key/value heads? Two studies, and a rule.
+
+At the base's r every γ is the same training, so that is one cell, in a study of its own; the other has every γ at every
+further r. Both resume, as all studies do.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mupscale.analysis.exponents import (
+    Exponent,
+    Exponents,
+    Factored,
+    Question,
+    fit_exponents,
+    log2_paper_factor,
+)
+from mupscale.errors import DimensionError, OptionError
+from mupscale.recipes.swept import swept_under
+from mupscale.studies import Study, StudyConfig
+from mupscale.studies.config import Trainer
+from mupscale.studies.measured import measured, member_label
+from mupscale.studies.searching import grid
+from mupscale.theory import Rule
+from mupscale.theory.formulas import r as repetitions_symbol
+from mupscale.theory.rule_files import DIGITS, Evidence, exponent_formula
+from mupscale.training import lengths
+from mupscale.training.config import rule_from
+
+GAMMAS = (-1.0, 0.0, 1.0, 2.0)
+"""The older rules (0) and the paper's (1), and as far again to either side: an answer at the end of what was tried is
+none, so both must lie inside."""
+
+BASE, FACTORS = "base", "factors"
+"""Folders of the two studies."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What is run: a study of the base, and one of every γ at every further r."""
+
+    base: StudyConfig
+    factors: StudyConfig
+
+    @property
+    def parts(self) -> dict[str, StudyConfig]:
+        return {BASE: self.base, FACTORS: self.factors}
+
+    def studies(self, folder: Path) -> list[Study]:
+        """In their folders, made where they are not there yet."""
+        return [Study.create(config, folder / name) for name, config in self.parts.items()]
+
+    def runs(self) -> int | None:
+        """How many; None for a search that ends by itself."""
+        counts = [_runs(config) for config in self.parts.values()]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    def tokens(self) -> float | None:
+        """Of all runs; None where a trainer of one's own decides it, or the number of runs is open."""
+        if self.runs() is None or self.base.trainer is not None:
+            return None
+        return float(sum(_tokens(config) for config in self.parts.values()))
+
+    def fingerprint(self) -> str:
+        """Of all that decides the result."""
+        content = {name: config.identity() for name, config in self.parts.items()}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @staticmethod
+    def open(folder: Path) -> "Calibration":
+        """One that was begun."""
+        base, factors = (Study.open(folder / name).config for name in (BASE, FACTORS))
+        return Calibration(base, factors)
+
+
+def is_calibration(folder: Path) -> bool:
+    return all((folder / name / "study.toml").exists() for name in (BASE, FACTORS))
+
+
+def calibration(
+    values: Mapping[str, Any], *, gammas: Sequence[float] = GAMMAS, repetitions: Sequence[int] = ()
+) -> Calibration:
+    """Of the proxy that a study describes, as its tables. Its rule keeps all its choices but the key/value factor.
+
+    repetitions  the base's r first, then those to calibrate at; by the number of heads unless given
+    """
+    given = dict(values)
+    given["search"] = {"method": "grid"} | dict(given.get("search", {}))
+    config = StudyConfig.from_dict(given)
+    rule = _only_rule(config)
+    _check_gammas(gammas)
+    dimension, heads, first = _dimension(config), _heads(config), _base_r(config)
+    tried = _repetitions(repetitions, config, heads, first)
+    space = {**config.space, **config.rule_space.get(config.cells()[0].rule_name, {})}
+    if set(space) != {"lr"}:
+        raise OptionError(f"space has {', '.join(space)}: a calibration searches lr alone. Leave the others out.")
+    tables = _with_base(config, tried[0])
+    common = {"space": space, "rule_space": {}, "tables": tables}
+
+    def part(name: str, rules: list[dict[str, Any]], levels: Sequence[int]) -> StudyConfig:
+        sizes = tuple(heads // r if dimension == "n_kv_heads" else r for r in levels)
+        named = f"{config.name[:50]}-{name}"
+        return dataclasses.replace(config, name=named, rules=tuple(rules), vary={dimension: sizes}, **common)
+
+    own = {key: value for key, value in dataclasses.asdict(rule).items() if key not in ("name", "kv_factor", "because")}
+    rules = [{"name": f"gamma_{gamma:g}", "kv_factor": exponent_formula(gamma), **own} for gamma in gammas]
+    base = [{"name": "base", "kv_factor": "hidden", **own}]
+    return Calibration(part(BASE, base, tried[:1]), part(FACTORS, rules, tried[1:]))
+
+
+# What a study says of a proxy
+
+
+def _only_rule(config: StudyConfig) -> Rule:
+    rule, *others = config.rules
+    if others or config.variants:
+        names = ", ".join(dict.fromkeys(cell.rule_name for cell in config.cells()))
+        raise OptionError(
+            f"the study has several rules or variants ({names}). A calibration starts from one: choose it with --rule, "
+            "and leave [[variants]] out."
+        )
+    return rule_from(rule)
+
+
+def _check_gammas(gammas: Sequence[float]) -> None:
+    listed = ", ".join(f"{gamma:g}" for gamma in gammas)
+    if len(set(gammas)) < 3 or len(set(gammas)) < len(gammas):
+        raise OptionError(f"gammas = {listed}: give at least three different ones, such as -1, 0, 1, 2.")
+    if not all(math.isfinite(gamma) and abs(gamma) <= 10 for gamma in gammas):
+        raise OptionError(f"gammas = {listed}: give numbers between -10 and 10.")
+
+
+def _dimension(config: StudyConfig) -> str:
+    other = [name for name in config.vary if name not in ("r", "n_kv_heads")]
+    if other or len(config.vary) > 1:
+        raise OptionError(f"vary has {', '.join(config.vary)}: a calibration varies n_kv_heads or r alone.")
+    return next(iter(config.vary), "r")
+
+
+def _heads(config: StudyConfig) -> int:
+    if config.trainer is None:
+        return config.run_config(config.cells()[0], {"lr": 1.0}, config.seeds[0]).model.n_heads
+    return _facts(config.trainer, "target").heads or 1
+
+
+def _facts(trainer: Trainer, which: str) -> Any:
+    from mupscale.reading import read
+    from mupscale.targets import resolve
+
+    name = getattr(trainer, which)
+    if name is None:
+        raise OptionError(
+            "the trainer names no model, so every γ would train alike. Write trainer.target, as "
+            '"hf:llama,hidden_size=64", and have the trainer use its {plan}.'
+        )
+    return read(resolve(name).model)
+
+
+def _base_r(config: StudyConfig) -> int | None:
+    """Where the study says it."""
+    if config.trainer is not None and config.trainer.base is not None:
+        return int(_facts(config.trainer, "base").repetitions)
+    base = config.tables.get("base", {})
+    if "r" in base:
+        return int(base["r"])
+    if {"n_heads", "n_kv_heads"} <= base.keys():
+        return int(base["n_heads"]) // int(base["n_kv_heads"])
+    return None
+
+
+def _repetitions(asked: Sequence[int], config: StudyConfig, heads: int, first: int | None) -> list[int]:
+    """In order, the base's first: those asked for, those that the study varies, or some that the heads allow."""
+    varied = [heads // k for k in config.vary.get("n_kv_heads", ())] or list(config.vary.get("r", ()))
+    found = sorted(set(asked or varied))
+    least = first if first is not None else (found[0] if found else 1)
+    if not found:
+        found = [least, *_spread(heads, least)]
+    divisors = [r for r in range(1, heads + 1) if heads % r == 0]
+    wrong = [r for r in found if r not in divisors]
+    if wrong:
+        allowed = ", ".join(map(str, divisors))
+        raise DimensionError(f"r = {wrong[0]} does not divide {heads} heads. Choose among {allowed}.")
+    found = sorted({least, *found})
+    if found[0] != least or len(found) < 2:
+        raise DimensionError(
+            f"r = {', '.join(map(str, found))}: the base has r = {least}, which must be the least, and one more is "
+            "needed at least."
+        )
+    return found
+
+
+def _spread(heads: int, least: int) -> list[int]:
+    """The most that the heads can be shared, and halfway there in log2 of the factor."""
+    above = [r for r in range(least + 1, heads + 1) if heads % r == 0]
+    if not above:
+        raise DimensionError(f"{heads} heads cannot be shared more than by r = {least}. Choose another proxy.")
+    half = log2_paper_factor(above[-1], least) / 2
+    return sorted({min(above, key=lambda r: abs(log2_paper_factor(r, least) - half)), above[-1]})
+
+
+def _with_base(config: StudyConfig, r: int) -> dict[str, Any]:
+    """Both studies have one base, which neither could tell from what it varies."""
+    tables = dict(config.tables)
+    if config.trainer is None or config.trainer.base is None:
+        tables["base"] = {key: v for key, v in tables.get("base", {}).items() if key != "n_kv_heads"} | {"r": r}
+    return tables
+
+
+def _runs(config: StudyConfig) -> int | None:
+    search, cells = config.search, config.cells()
+    if search.method == "grid":
+        count = sum(len(grid(cell.space, config.seeds, search.step)) for cell in cells)
+        return count if search.trials is None else min(count, search.trials * len(cells))
+    return None if search.method == "adaptive" or search.trials is None else search.trials * len(cells)
+
+
+def _tokens(config: StudyConfig) -> float:
+    each = [lengths(config.run_config(cell, {"lr": 1.0}, config.seeds[0])).tokens for cell in config.cells()]
+    return (_runs(config) or 0) / len(each) * sum(each)
+
+
+# What the runs say
+
+
+def factored(studies: Iterable[Study], only: Mapping[str, Sequence[str]] | None = None) -> list[Factored]:
+    """The runs of each factor at each r, the same factor of several rules once.
+
+    `only` names the rules to take from a study, by the study's name.
+    """
+    found: dict[tuple[int, float], Factored] = {}
+    cells: list[tuple[int, Rule, Sequence[Any]]] = []
+    for study in studies:
+        runs, _ = measured(study)
+        for name in dict.fromkeys(cell.rule_name for cell in study.config.cells()):
+            if only is not None and name not in only.get(study.config.name, [name]):
+                continue
+            swept = swept_under(study, name)
+            own = [cell for cell in study.config.cells() if cell.rule_name == name]
+            for cell, variant in zip(own, swept.variants, strict=True):
+                label = member_label(cell)
+                here = [run for run in runs if run.rule == name and run.member.label == label]
+                cells.append((variant.shape.r, swept.rule, here))
+    base_r = min((r for r, _, _ in cells), default=1)
+    for r, rule, runs in cells:
+        z = 0.0 if r == base_r else log2_factor(rule, r, base_r)
+        key = r, round(z, 9)
+        if runs and key not in found:
+            found[key] = Factored(r, z, runs)
+    return list(found.values())
+
+
+def log2_factor(rule: Rule, r: int, base_r: int = 1) -> float:
+    """log2 of a rule's factor on the key/value rate at r, relative to the base; heads × head_dim is the width.
+
+    >>> log2_factor(Rule("mine", kv_factor="sqrt(r)"), 4), log2_factor(Rule("mine", kv_factor="r"), 12, base_r=3)
+    (1.0, 2.0)
+    """
+    literal = rule.literal_kv_factor()
+    if literal is None:
+        return log2_paper_factor(r, base_r)
+    if literal.free_symbols - {repetitions_symbol}:
+        raise OptionError(f"kv_factor = {rule.kv_factor!r} depends on more than r, which a calibration cannot read.")
+    here, there = (float(literal.subs(repetitions_symbol, value)) for value in (r, base_r))
+    return math.log2(here / there)
+
+
+def answers(folder: Path) -> Exponents:
+    """Of a calibration's records."""
+    return fit_exponents(factored([Study.open(folder / name) for name in (BASE, FACTORS)]))
+
+
+def calibrated_rule(
+    made: Calibration, found: Exponents, question: Question, name: str = "calibrated"
+) -> tuple[Rule, Evidence] | None:
+    """The rule with γ as measured, and what it rests on; None where the runs do not bound γ."""
+    answer = found.answer(question)
+    gamma = answer.gamma
+    if gamma is None or not gamma.bounded:
+        return None
+    low, value, high = (round(one, DIGITS) for one in (gamma.low, gamma.value, gamma.high))
+    evidence = Evidence(
+        gamma=value, low=low, high=high, question=question, swept=_rounded(answer),
+        repetitions=tuple(int(r) for r in sorted({found.base.r, *(cell.r for cell in found.cells)})),
+        runs=found.runs, seeds=found.seeds, study=made.fingerprint(),
+    )  # fmt: skip
+    choices = dict(made.factors.rules[0]) if isinstance(made.factors.rules[0], Mapping) else {}
+    rule = rule_from(choices | {"name": name, "kv_factor": exponent_formula(value)})
+    return dataclasses.replace(rule, because=str(evidence)), evidence
+
+
+def _rounded(answer: Exponent) -> tuple[float, float]:
+    return round(answer.swept[0], DIGITS), round(answer.swept[1], DIGITS)
