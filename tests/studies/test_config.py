@@ -1,4 +1,5 @@
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,27 @@ class TestCells:
         assert (run.model.kv_heads, run.model.repetitions, run.seed) == (3, 4, 7)
         assert (run.optimizer.lr, run.optimizer.std, run.optimizer.weight_decay) == (0.01, 0.3, 0.1)
         assert run.base_model().repetitions == 1
+
+    def test_a_rule_may_have_a_range_of_its_own(self) -> None:
+        space = {"lr": ["2^-8", "2^-4"], "sp": {"lr": ["2^-10", "2^-6"]}}
+        config = StudyConfig.from_dict(study(rules=["sp", "mup"], space=space))
+        assert [cell.space["lr"] for cell in config.cells()] == [(2**-10, 2**-6), (2**-8, 2**-4)]
+        assert config.widest_space() == {"lr": (2**-10, 2**-4)}
+        assert StudyConfig.from_dict(tomllib.loads(config.to_toml())) == config
+        assert "rule_space" not in config.identity()
+
+    @pytest.mark.parametrize(
+        ("space", "told"),
+        [
+            ({"lr": ["2^-8", "2^-4"], "ps": {"lr": ["2^-9", "2^-5"]}}, "ps"),
+            ({"lr": ["2^-8", "2^-4"], "mup": {"std": [0.1, 0.2]}}, "std"),
+            ({"lr": ["2^-8", "2^-4"], "mup": {"lr": ["2^-4", "2^-8"]}}, "space.mup.lr"),
+            ({"mup": {"lr": ["2^-8", "2^-4"]}}, "lr is not searched"),
+        ],
+    )
+    def test_a_range_of_a_rule_that_is_not_there_is_refused(self, space: dict[str, Any], told: str) -> None:
+        with pytest.raises(MupscaleError, match=told):
+            StudyConfig.from_dict(study(rules=["mup"], space=space))
 
     def test_named_variants_change_any_table(self) -> None:
         variants = [

@@ -13,6 +13,8 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import chndtr
 
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.optima import Spread, summed
@@ -175,16 +177,13 @@ def spread_of_members(
 
 def _noncentrality(sum_of_squares: float, degrees_of_freedom: int, tail: float) -> float:
     """Of the χ² distribution that lies below this sum with this probability; 0 where none does."""
-    from scipy import optimize, stats
 
     def excess(noncentrality: float) -> float:
-        # scipy's noncentral χ² is undefined at 0, where it is the ordinary one.
-        law = stats.ncx2(degrees_of_freedom, noncentrality) if noncentrality else stats.chi2(degrees_of_freedom)
-        return float(law.cdf(sum_of_squares)) - tail
+        return float(chndtr(sum_of_squares, degrees_of_freedom, noncentrality)) - tail
 
     if excess(0.0) <= 0:
         return 0.0
     top = 4.0 * (sum_of_squares + degrees_of_freedom)
     while excess(top) > 0:
         top *= 2
-    return cast(float, optimize.brentq(excess, 0.0, top, xtol=1e-9))
+    return cast(float, brentq(excess, 0.0, top, xtol=1e-9))
