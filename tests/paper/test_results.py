@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mupscale.paper import EXPERIMENTS, experiment
+from mupscale.paper import EXPERIMENTS, experiment_named
 from mupscale.paper.sweeps import Sweep
 from mupscale.paper.verdicts import claims_in, table_lines
 from mupscale.studies import Study
@@ -17,13 +17,13 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 def committed() -> list[str]:
     """One name for each study, though two experiments may share it."""
-    sweeps = [one for name in EXPERIMENTS if isinstance(one := experiment(name), Sweep)]
+    sweeps = [one for name in EXPERIMENTS if isinstance(one := experiment_named(name), Sweep)]
     return [one.name for one in sweeps if one.name == one.study and (RESULTS / one.study / "records.jsonl").exists()]
 
 
 @pytest.mark.parametrize("name", committed())
 def test_records_belong_to_the_study_of_their_name_and_are_whole(name: str) -> None:
-    chosen, study = experiment(name), Study.open(RESULTS / name)
+    chosen, study = experiment_named(name), Study.open(RESULTS / name)
     assert isinstance(chosen, Sweep)
     assert study.config.identity() == chosen.config("cpu").identity()
     snapshot = study.snapshot()

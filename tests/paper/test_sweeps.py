@@ -7,7 +7,7 @@ import pytest
 
 from mupscale.analysis import Estimate, Measurement, Member, analyse
 from mupscale.errors import OptionError, UnknownNameError
-from mupscale.paper import EXPERIMENTS, experiment
+from mupscale.paper import EXPERIMENTS, experiment_named
 from mupscale.paper.horizon import seen_over_r, to_target
 from mupscale.paper.sweeps import Seen, Sweep, drift_words
 from mupscale.paper.weight_decay import drift_over_sizes, further, variance_lines
@@ -19,7 +19,7 @@ UNDECIDED = "cannot be decided at this scale"
 
 
 def verdicts(name: str, seen: Seen) -> list[str]:
-    chosen = experiment(name)
+    chosen = experiment_named(name)
     assert isinstance(chosen, Sweep)
     return [claim.verdict for claim in chosen.claims(seen)]
 
@@ -48,24 +48,24 @@ class TestGqaAblation:
         seen = seen_over("r", R, {"mup": lambda x: -6, "gqa-mup": lambda x: -6})
         each = len(R) * len(SEEDS) * 9
         assert (seen.count("mup"), seen.count()) == (each, 2 * each)
-        claims = list(experiment("gqa-ablation").claims(seen))  # pyright: ignore[reportAttributeAccessIssue]
+        claims = list(experiment_named("gqa-ablation").claims(seen))  # pyright: ignore[reportAttributeAccessIssue]
         assert [claim.runs for claim in claims[:2]] == [each, 2 * each]
 
     def test_the_study_on_disk_gets_a_page_figures_and_lines(self, tmp_path: Path) -> None:
         for name in ("study.toml", "records.jsonl"):
             shutil.copy(Path("results/gqa-dense") / name, tmp_path / name)
-        found = experiment("gqa-ablation").findings("cpu", tmp_path)
+        found = experiment_named("gqa-ablation").findings("cpu", tmp_path)
         names = {path.name for path in found.paths}
         assert {"report.html", "loss-by-lr.png", "loss-by-lr.svg", "transfer.csv"} <= names
         assert all(path.stat().st_size > 0 for path in found.paths)
         text = "\n".join(found.lines)
         assert "complete-p  mean -5.80" in text
         assert "gives up 0.0000" in text
-        assert found.claims == experiment("gqa-ablation").claims_in("cpu", tmp_path)
+        assert found.claims == experiment_named("gqa-ablation").claims_in("cpu", tmp_path)
 
     def test_an_empty_folder_is_told(self, tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=r"holds no records\.jsonl"):
-            experiment("gqa-ablation").findings("cpu", tmp_path)
+            experiment_named("gqa-ablation").findings("cpu", tmp_path)
 
 
 class TestDepth:
@@ -157,9 +157,9 @@ class TestWeightDecay:
 
 def test_every_experiment_of_the_list_is_there() -> None:
     for name in EXPERIMENTS:
-        assert experiment(name).name == name
+        assert experiment_named(name).name == name
     with pytest.raises(UnknownNameError, match="gqa-ablation"):
-        experiment("gqa-ablatoin")
+        experiment_named("gqa-ablatoin")
 
 
 def test_a_rule_without_an_optimum_is_said() -> None:
@@ -169,7 +169,7 @@ def test_a_rule_without_an_optimum_is_said() -> None:
 def test_cpu_studies_are_as_committed() -> None:
     """A record that no longer belongs to the study of its name could not be made again."""
     for name in EXPERIMENTS:
-        chosen = experiment(name)
+        chosen = experiment_named(name)
         folder = Path("results") / name
         if isinstance(chosen, Sweep) and folder.is_dir():
             assert Study.open(folder).config.identity() == chosen.config("cpu").identity(), name

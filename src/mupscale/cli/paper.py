@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from mupscale.cli.progress import bar
 from mupscale.cli.theory import Json
 from mupscale.errors import OptionError
-from mupscale.paper import EXPERIMENTS, experiment
+from mupscale.paper import EXPERIMENTS, experiment_named
 
 if TYPE_CHECKING:
     from mupscale.paper.experiment import Claim, Experiment, Findings
@@ -147,7 +147,7 @@ for _name, _shows in EXPERIMENTS.items():
 def _run(name: str, scale: Scale, dry_run: bool, workers: int | None, output: Path | None, as_json: bool) -> int:
     from mupscale.engines import Local
 
-    chosen = experiment(name)
+    chosen = experiment_named(name)
     if dry_run:
         return _checked(chosen, scale, as_json)
     engine = None if workers is None else Local(workers)

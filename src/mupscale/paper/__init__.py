@@ -1,5 +1,5 @@
 """The paper's figures, tables and claims, and questions of our own, each as a named experiment."""
 
-from mupscale.paper.named import EXPERIMENTS, experiment
+from mupscale.paper.named import EXPERIMENTS, experiment_named
 
-__all__ = ["EXPERIMENTS", "experiment"]
+__all__ = ["EXPERIMENTS", "experiment_named"]

@@ -29,10 +29,10 @@ EXPERIMENTS: Mapping[str, str] = {
 """Each experiment with what it shows; its module has the same name."""
 
 
-def experiment(name: str) -> "Experiment":
+def experiment_named(name: str) -> "Experiment":
     """The experiment of that name.
 
-    >>> experiment("gqa-ablation").name
+    >>> experiment_named("gqa-ablation").name
     'gqa-ablation'
     """
     if name not in EXPERIMENTS:

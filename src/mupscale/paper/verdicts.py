@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mupscale.errors import OptionError
 from mupscale.paper.experiment import Claim, Scale
-from mupscale.paper.named import EXPERIMENTS, experiment
+from mupscale.paper.named import EXPERIMENTS, experiment_named
 
 FOLDERS: dict[str, tuple[str, Scale]] = {
     "coordinate-check": ("coordinate-check/paper", "paper"),
@@ -25,7 +25,7 @@ def claims_in(results: Path) -> list[Claim]:
     for name in EXPERIMENTS:
         place, scale = FOLDERS.get(name, (name, "cpu"))
         if name in COMPUTED or (results / place).is_dir():
-            found += experiment(name).claims_in(scale, results / place)
+            found += experiment_named(name).claims_in(scale, results / place)
     return found
 
 

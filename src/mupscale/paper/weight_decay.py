@@ -108,7 +108,7 @@ def further(first: Estimate | None, second: Estimate | None, confidence: float) 
     """How much further the first moves than the second, whichever way each goes.
 
     >>> further(Estimate(-0.5, -0.6, -0.4, 30), Estimate(0.1, 0.0, 0.2, 30), 0.95)
-    Estimate(value=0.4, low=0.26..., high=0.53..., degrees_of_freedom=30)
+    Estimate(value=0.4, low=0.258..., high=0.541..., degrees_of_freedom=30)
     """
     if first is None or second is None or not first.bounded or not second.bounded:
         return None
