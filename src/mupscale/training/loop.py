@@ -256,9 +256,16 @@ class _Training:
 
     @torch.no_grad()
     def _evaluate(self) -> float:
-        """The mean over the fixed windows; every rank does all of them, so that the number is the same."""
-        losses = [self._forward(inputs, targets).double() for inputs, targets in self.validation]
-        return (sum(losses) / len(losses)).item()  # pyright: ignore[reportAttributeAccessIssue]
+        """The mean over the fixed windows; every rank does all of them, so that the number is the same.
+
+        No more at once than a rank trains on at once: memory was made to hold that.
+        """
+        rows = max(1, self.lengths.batch // (self.config.length.accumulate * self.processes.ranks))
+        total = torch.zeros((), dtype=torch.float64, device=self.processes.device)
+        for batch in self.validation:
+            parts = zip(batch.inputs.split(rows), batch.targets.split(rows), strict=True)
+            total += sum(self._forward(*part).double() * (len(part[0]) / len(batch.inputs)) for part in parts)
+        return (total / len(self.validation)).item()
 
     def _save(self, metrics: Metrics | None) -> None:
         tensors = {f"model/{name}": whole(tensor) for name, tensor in _named(self.model)}
