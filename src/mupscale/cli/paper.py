@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -146,6 +147,7 @@ for _name, _shows in EXPERIMENTS.items():
 
 def _run(name: str, scale: Scale, dry_run: bool, workers: int | None, output: Path | None, as_json: bool) -> int:
     from mupscale.engines import Local
+    from mupscale.paper.experiment import Running
 
     chosen = experiment_named(name)
     if dry_run:
@@ -156,13 +158,8 @@ def _run(name: str, scale: Scale, dry_run: bool, workers: int | None, output: Pa
     if cost is not None:
         print(f"{name} at scale {scale}: {cost}, in {folder}", file=sys.stderr)
     with bar(name, total=cost.runs if cost else 1) as report:
-        chosen.run(
-            scale,
-            folder,
-            engine=engine,
-            report=lambda done, _: report(done, ""),
-            remark=lambda text: print(text, file=sys.stderr),
-        )
+        remark = partial(print, file=sys.stderr)
+        chosen.run(scale, folder, Running(engine, lambda done, _: report(done, ""), remark))
     return _told(chosen, scale, folder, chosen.findings(scale, folder), as_json)
 
 

@@ -11,7 +11,7 @@ matrices; 1e-3 lies between, so that the former are deep in ε's grip and the la
 the number of steps, the data (Python's own library as bytes), heads of one size at every width.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -25,8 +25,8 @@ from mupscale.checks.judging import Table
 from mupscale.checks.probe import cross_entropy_of
 from mupscale.checks.statistics import STATISTICS, by_step, geometric_mean
 from mupscale.data import Batch
-from mupscale.engines import Engine, carry_out
-from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale, Verdict
+from mupscale.engines import carry_out
+from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict
 from mupscale.paper.few_steps import HIDDEN, Start, estimated, geometric, recorded, recorded_check, shape_of, shapes
 from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
 from mupscale.targets import Family
@@ -157,15 +157,7 @@ class AdamEpsilon(Experiment):
         models = {shape_of(size.family, width=width): passes for width in size.widths}
         return estimated(models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers)
 
-    def run(
-        self,
-        scale: Scale,
-        folder: Path,
-        *,
-        engine: Engine | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         """One check for each ε and rule, then the gradients; what is in the folder is not run again."""
         size = SIZES[scale]
         for number, (eps, rule) in enumerate(CHECKS):
@@ -176,19 +168,19 @@ class AdamEpsilon(Experiment):
                 seeds=size.seeds,
                 steps=size.steps,
                 setup=size.setup(eps),
-                engine=engine,
+                engine=how.engine,
                 folder=folder / f"{eps}-{rule}",
-                report=lambda done, _, before=number * size.starts: report(before + done, size.runs),
-                remark=remark,
+                report=lambda done, _, before=number * size.starts: how.report(before + done, size.runs),
+                remark=how.remark,
             )
         carry_out(
             look_at_gradients,
             _gradient_jobs(size),
             ledger=folder / "gradients.jsonl",
             about={"family": repr(size.family), "eps": EPSILONS["large"], "tokens": size.batch * size.sequence},
-            engine=engine,
-            report=lambda done, _: report(size.runs - size.starts + done, size.runs),
-            remark=remark,
+            engine=how.engine,
+            report=lambda done, _: how.report(size.runs - size.starts + done, size.runs),
+            remark=how.remark,
         )
 
     def findings(self, scale: Scale, folder: Path) -> Findings:

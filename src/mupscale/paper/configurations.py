@@ -3,14 +3,13 @@
 The printed rows are data here, every column of them. The computed ones follow from shape and tokens a parameter.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mupscale import reports
-from mupscale.engines import Engine
 from mupscale.models import BATCH_CONSTANTS, BatchRule, table_row
-from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale
+from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale
 from mupscale.theory.tables import as_rows
 
 COLUMNS = (
@@ -117,17 +116,9 @@ class Configurations(Experiment):
     def cost(self, scale: Scale, workers: int) -> Cost | None:
         return None
 
-    def run(
-        self,
-        scale: Scale,
-        folder: Path,
-        *,
-        engine: Engine | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         """There is nothing to carry out: a row takes milliseconds, and is computed when it is asked for."""
-        report(len(PRINTED), len(PRINTED))
+        how.report(len(PRINTED), len(PRINTED))
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
         rows = [asdict(cell) | {"equal": cell.equal} for name in PRINTED for cell in cells_of(name)]

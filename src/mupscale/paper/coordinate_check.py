@@ -16,7 +16,7 @@ from mupscale.checks import CheckResult, Setup, coordinate_check
 from mupscale.checks.statistics import STATISTICS as KNOWN
 from mupscale.engines import Engine
 from mupscale.errors import UnknownNameError
-from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale, Verdict
+from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict
 from mupscale.paper.few_steps import described, estimated, on_meta, recorded_check, shape_of
 from mupscale.planning import plan
 from mupscale.targets import Family
@@ -155,16 +155,8 @@ class CoordinateCheck(Experiment):
         models = {shape_of(size.family, n_kv_heads=heads): passes for heads in KV_HEADS}
         return estimated(models, batch=size.setup.batch, sequence=size.sequence, runs=size.runs, workers=workers)
 
-    def run(
-        self,
-        scale: Scale,
-        folder: Path,
-        *,
-        engine: Engine | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        run(scale, folder, engine=engine, report=report)
+    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+        run(scale, folder, engine=how.engine, report=how.report)
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
         results = self._recorded(scale, folder)

@@ -24,9 +24,9 @@ from mupscale.analysis import Slope, fit_slope, judge_flatness
 from mupscale.checks.probe import cross_entropy_of
 from mupscale.checks.statistics import geometric_mean
 from mupscale.data import Batch
-from mupscale.engines import Engine, carry_out
+from mupscale.engines import carry_out
 from mupscale.errors import NonFiniteError
-from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale, Verdict
+from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict
 from mupscale.paper.few_steps import HIDDEN, Start, estimated, geometric, recorded, shape_of, shapes
 from mupscale.planning import Plan
 from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
@@ -234,22 +234,22 @@ class DecayBalance(Experiment):
         models = {shape_of(size.family, width=width): each * count for width, count in times.items()}
         return estimated(models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers)
 
-    def run(
-        self,
-        scale: Scale,
-        folder: Path,
-        *,
-        engine: Engine | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         size = SIZES[scale]
         about = {
             "family": repr(size.family), "base": min(size.widths), "steps": size.steps, "batch": size.batch,
             "sequence": size.sequence, "lr": RATE, "weight_decay": DECAY, "std": STD,
         }  # fmt: skip
         ledger = folder / "runs.jsonl"
-        carry_out(train_a_little, jobs(size), ledger=ledger, about=about, engine=engine, report=report, remark=remark)
+        carry_out(
+            train_a_little,
+            jobs(size),
+            ledger=ledger,
+            about=about,
+            engine=how.engine,
+            report=how.report,
+            remark=how.remark,
+        )
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
         size = SIZES[scale]

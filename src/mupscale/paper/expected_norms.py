@@ -16,9 +16,8 @@ import sympy
 import torch
 
 from mupscale import norms, records, reports
-from mupscale.engines import Engine
 from mupscale.errors import DimensionError, OptionError
-from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale, Verdict, refuse_empty
+from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict, refuse_empty
 from mupscale.theory import estimates, formulas
 from mupscale.theory.formulas import Expr
 from mupscale.theory.units import KeyValue
@@ -161,16 +160,8 @@ class ExpectedNorms(Experiment):
     def cost(self, scale: Scale, workers: int) -> Cost | None:
         return None
 
-    def run(
-        self,
-        scale: Scale,
-        folder: Path,
-        *,
-        engine: Engine | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.run_with(SIZES[scale], folder, report)
+    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+        self.run_with(SIZES[scale], folder, how.report)
 
     def run_with(self, config: Config, folder: Path, report: Callable[[int, int], None]) -> None:
         done, total = 0, config.draws * len(config.repetitions)

@@ -53,6 +53,18 @@ class Findings:
     "More for `--json`."
 
 
+@dataclass(frozen=True)
+class Running:
+    """Where runs are carried out; `report` hears how many are done, of how many, `remark` what a reader should know."""
+
+    engine: Engine | None = None
+    report: Callable[[int, int], None] = lambda done, total: None
+    remark: Callable[[str], None] = lambda text: None
+
+
+QUIETLY = Running()
+
+
 class Experiment(ABC):
     """A figure, table or claim of the paper, by name. It keeps all that it needs in one folder."""
 
@@ -63,16 +75,8 @@ class Experiment(ABC):
         """What it takes; None for a computation of seconds."""
 
     @abstractmethod
-    def run(
-        self,
-        scale: Scale,
-        folder: Path,
-        *,
-        engine: Engine | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        """Carry out what is missing in the folder. `report` hears how much is done, and of how much."""
+    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+        """Carry out what is missing in the folder."""
 
     @abstractmethod
     def findings(self, scale: Scale, folder: Path) -> Findings:

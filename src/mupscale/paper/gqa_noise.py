@@ -28,7 +28,7 @@ from mupscale.engines import Engine
 from mupscale.paper import catalogue
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale, Verdict
+from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict
 from mupscale.paper.few_steps import described, estimated, on_meta, recorded_check, shape_of
 from mupscale.planning import Plan, plan
 from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
@@ -114,24 +114,18 @@ class GqaNoise(Experiment):
         updates = estimated(models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers)
         return Cost(study.runs + updates.runs, study.tokens + updates.tokens, study.hours + updates.hours)
 
-    def run(
-        self,
-        scale: Scale,
-        folder: Path,
-        *,
-        engine: Engine | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         """First the updates, in `folder/updates`, then the study, which is the folder itself."""
         config = catalogue.load(self.name, scale)
         study = Study.create(config, folder)
         before, ahead = SIZES[scale].runs, sum(study.snapshot().expected.values())
-        run_updates(scale, folder, engine=engine, report=lambda done: report(done, before + ahead), remark=remark)
+        run_updates(
+            scale, folder, engine=how.engine, report=lambda done: how.report(done, before + ahead), remark=how.remark
+        )
         study.run(
-            engine=engine,
-            report=lambda now: report(before + len(now.trials), before + sum(now.expected.values())),
-            remark=remark,
+            engine=how.engine,
+            report=lambda now: how.report(before + len(now.trials), before + sum(now.expected.values())),
+            remark=how.remark,
         )
 
     def findings(self, scale: Scale, folder: Path) -> Findings:

@@ -10,17 +10,16 @@ At r = 1 all factors are the same training. Those runs are a study of their own 
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from mupscale import reports
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.exponents import Exponent, Exponents, FactorCell, fit_exponents, log2_paper_factor
-from mupscale.engines import Engine
 from mupscale.errors import OptionError
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import Claim, Cost, Findings, Scale, refuse_empty
+from mupscale.paper.experiment import QUIETLY, Claim, Cost, Findings, Running, Scale, refuse_empty
 from mupscale.paper.sweeps import FIGURES, Seen, Sweep, with_ends
 from mupscale.recipes.calibrating import factored
 from mupscale.reports.factors import FactorCurve, FactorPanel, draw_factors
@@ -49,24 +48,16 @@ class KvFactor(Sweep):
         first, second = (study_cost(config, workers) for config in (self.config(scale), self.base_config(scale)))
         return Cost(first.runs + second.runs, first.tokens + second.tokens, first.hours + second.hours)
 
-    def run(
-        self,
-        scale: Scale,
-        folder: Path,
-        *,
-        engine: Engine | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         known = _beside(folder, scale)
         parts = [Study.create(self.config(scale), folder), Study.create(self.base_config(scale), folder / BASE)]
         totals = [sum(part.snapshot().expected.values()) for part in parts]
         for place, part in enumerate(parts):
             before = sum(totals[:place])
             part.run(
-                engine=engine,
-                report=lambda now, before=before: report(before + len(now.trials), sum(totals)),
-                remark=remark,
+                engine=how.engine,
+                report=lambda now, before=before: how.report(before + len(now.trials), sum(totals)),
+                remark=how.remark,
                 reuse=known,
             )
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import sympy
 
 from mupscale import reports
-from mupscale.engines import Engine
-from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale
+from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale
 from mupscale.theory import Readout, Scaling, derive, parameterization
 from mupscale.theory.formulas import Expr, inline, n, parse
 from mupscale.theory.tables import as_rows
@@ -128,17 +127,9 @@ class Parameterization(Experiment):
     def cost(self, scale: Scale, workers: int) -> Cost | None:
         return None
 
-    def run(
-        self,
-        scale: Scale,
-        folder: Path,
-        *,
-        engine: Engine | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         """There is nothing to carry out: the table is derived when it is asked for."""
-        report(len(cells()), len(cells()))
+        how.report(len(cells()), len(cells()))
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
         path = reports.save_csv([asdict(cell) for cell in cells()], folder / "parameterization.csv")

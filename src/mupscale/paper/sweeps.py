@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -11,11 +11,10 @@ from mupscale import reports
 from mupscale.analysis import Estimate, StudyAnalysis, analyse
 from mupscale.analysis.families import CellAnalysis, Comparison, RuleTransfer
 from mupscale.analysis.measurements import Measurement
-from mupscale.engines import Engine
 from mupscale.paper.catalogue import load
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import Claim, Cost, Experiment, Findings, Scale, refuse_empty
+from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, refuse_empty
 from mupscale.records import write_whole
 from mupscale.reports.page import study_page
 from mupscale.reports.page.of_study import page_data
@@ -91,19 +90,11 @@ class Sweep(Experiment):
     def cost(self, scale: Scale, workers: int) -> Cost:
         return study_cost(self.config(scale), workers)
 
-    def run(
-        self,
-        scale: Scale,
-        folder: Path,
-        *,
-        engine: Engine | None = None,
-        report: Callable[[int, int], None] = lambda done, total: None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
+    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         Study.create(self.config(scale), folder).run(
-            engine=engine,
-            report=lambda now: report(len(now.trials), sum(now.expected.values())),
-            remark=remark,
+            engine=how.engine,
+            report=lambda now: how.report(len(now.trials), sum(now.expected.values())),
+            remark=how.remark,
         )
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
