@@ -10,7 +10,7 @@ from mupscale.errors import OptionError, UnknownNameError
 from mupscale.paper import EXPERIMENTS, experiment_named
 from mupscale.paper.horizon import seen_over_r, to_target
 from mupscale.paper.sweeps import Seen, Sweep, drift_words
-from mupscale.paper.weight_decay import drift_over_sizes, further, variance_lines
+from mupscale.paper.weight_decay import drift_over_sizes, further, variance_lines, with_weak_decay
 from mupscale.studies import Study
 from tests.paper.made_runs import SEEDS, curve_runs, seen_over
 
@@ -141,6 +141,15 @@ class TestWeightDecay:
     def test_a_decay_that_moves_unless_scaled_agrees(self) -> None:
         assert verdicts("weight-decay", self.seen(1.0))[1] == "agrees"
         assert verdicts("weight-decay", self.seen(0.0))[1] == UNDECIDED
+
+    def test_the_weaker_half_of_decays_is_looked_at_by_rate_alone(self) -> None:
+        seen = self.seen(1.0)
+        weak = with_weak_decay(seen)
+        assert weak.count() == seen.count() // 7 * 3
+        transfer = weak.transfer("complete-p")
+        assert transfer is not None
+        assert transfer.mean is not None
+        assert transfer.mean.value == pytest.approx(-6, abs=0.02)
 
     def test_the_table_stands_beside_the_papers(self) -> None:
         text = "\n".join(variance_lines(self.seen(1.0)))

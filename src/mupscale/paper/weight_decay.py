@@ -1,17 +1,18 @@
 """The paper's sweep of rate and decay over three sizes: Voronoi maps by rule and size, and the table of variances."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mupscale.analysis import Estimate
+from mupscale.analysis import Estimate, analyse
 from mupscale.analysis.contrasts import Located, contrast
 from mupscale.analysis.families import drift_weights
 from mupscale.analysis.measurements import Member
 from mupscale.analysis.slopes import t_quantile
 from mupscale.analysis.surfaces import Surface
 from mupscale.paper.experiment import Claim, Verdict
-from mupscale.paper.sweeps import Seen, Sweep, with_ends
+from mupscale.paper.sweeps import Seen, Sweep, drift_words, with_ends
 from mupscale.reports import map_grids
 
 RULES = ("sp", "mup", "complete-p")
@@ -43,6 +44,10 @@ class WeightDecay(Sweep):
         says = "The best decay holds over sizes better if it is scaled than under vanilla μP"
         yield compared(self.name, seen, "weight_decay", "mup", says)
         yield self._lowest_under_sp(seen)
+        weak = with_weak_decay(seen)
+        words = "; ".join(drift_words(weak.transfer(rule), rule) for rule in RULES)
+        question = "Where decay hardly matters (the weaker half of those tried), does the best rate hold over sizes?"
+        yield Claim(self.name, question, f"octaves a doubling of parameters: {words}", weak.count(), "ours")
 
     def _lowest_under_sp(self, seen: Seen) -> Claim:
         """What the paper's own table shows against its text."""
@@ -115,6 +120,18 @@ def further(first: Estimate | None, second: Estimate | None, confidence: float) 
     freedom = min(first.degrees_of_freedom, second.degrees_of_freedom)
     errors = [(one.high - one.low) / 2 / t_quantile(one.degrees_of_freedom, confidence, 1) for one in (first, second)]
     return Estimate.student(abs(first.value) - abs(second.value), math.hypot(*errors), freedom, confidence)
+
+
+def with_weak_decay(seen: Seen) -> Seen:
+    """The runs below the middle of the decays, as if the rate alone had been searched."""
+    decays = [run.log2("weight_decay") for run in seen.runs]
+    middle = (min(decays) + max(decays)) / 2
+    runs = [
+        dataclasses.replace(run, params={"lr": run.params["lr"]})
+        for run, decay in zip(seen.runs, decays, strict=True)
+        if decay < middle
+    ]
+    return Seen(analyse(runs, axis=seen.analysis.axis, confidence=seen.analysis.confidence), runs)
 
 
 def variances(seen: Seen) -> dict[str, Mapping[str, float]]:
