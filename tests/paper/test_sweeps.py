@@ -145,7 +145,7 @@ class TestWeightDecay:
     def test_the_weaker_half_of_decays_is_looked_at_by_rate_alone(self) -> None:
         seen = self.seen(1.0)
         weak = with_weak_decay(seen)
-        assert weak.count() == seen.count() // 7 * 3
+        assert seen.count() // 7 * 3 <= weak.count() <= seen.count() // 7 * 4
         transfer = weak.transfer("complete-p")
         assert transfer is not None
         assert transfer.mean is not None
