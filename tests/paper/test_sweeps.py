@@ -1,5 +1,6 @@
 """What the paper's sweeps say of its claims, on runs whose answer is known."""
 
+import math
 import shutil
 from pathlib import Path
 
@@ -143,13 +144,25 @@ class TestWeightDecay:
         assert verdicts("weight-decay", self.seen(0.0))[1] == UNDECIDED
 
     def test_the_weaker_half_of_decays_is_looked_at_by_rate_alone(self) -> None:
-        seen = self.seen(1.0)
-        weak = with_weak_decay(seen)
-        assert seen.count() // 7 * 3 <= weak.count() <= seen.count() // 7 * 4
-        transfer = weak.transfer("complete-p")
+        """Decay does nothing up to 2^-2, and ruins everything beyond."""
+        runs = [
+            Measurement(
+                rule="mup",
+                member=Member(label=name, position=size),
+                seed=42,
+                params={"lr": 2.0**x, "weight_decay": 2.0**y},
+                loss=2 + 0.1 * (x + 6 - k / 2) ** 2 + 0.001 * math.sin(50 * x + y) + (5 if y > -2 else 0),
+            )
+            for k, (name, size) in enumerate((("small", 1e4), ("medium", 2e4), ("large", 4e4)))
+            for x in (-8, -7.2, -6.4, -5.6, -4.8, -4)
+            for y in (-5, -4, -3, 0, 1, 2)
+        ]
+        weak = with_weak_decay(Seen(analyse(runs, axis="parameters"), runs))
+        transfer = weak.transfer("mup")
+        assert weak.count() == len(runs) // 2
         assert transfer is not None
-        assert transfer.mean is not None
-        assert transfer.mean.value == pytest.approx(-6, abs=0.02)
+        assert transfer.drift is not None
+        assert transfer.drift.value == pytest.approx(0.5, abs=0.03)
 
     def test_the_table_stands_beside_the_papers(self) -> None:
         text = "\n".join(variance_lines(self.seen(1.0)))
