@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from mupscale.cli.progress import bar
 from mupscale.cli.theory import Json
-from mupscale.errors import OptionError
+from mupscale.errors import OptionError, UnknownNameError
 from mupscale.paper import EXPERIMENTS, experiment_named
 
 if TYPE_CHECKING:
@@ -25,11 +25,18 @@ Scale = Literal["cpu", "paper"]
 
 
 @app.default
-def experiments(*, as_json: Json = False) -> None:
+def experiments(name: str | None = None, /, *, as_json: Json = False) -> None:
     """List the experiments.
 
     Example: mupscale paper gqa-ablation --scale cpu
+
+    Parameters
+    ----------
+    name
+        One of those below: each is a command of its own.
     """
+    if name is not None:  # the known ones are commands
+        raise UnknownNameError("experiment", name, EXPERIMENTS)
     if as_json:
         print(json.dumps(dict(EXPERIMENTS), ensure_ascii=False, indent=2))
         return
