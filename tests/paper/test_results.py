@@ -1,11 +1,14 @@
 """Committed results: they belong to the studies of the package, can be made again, and the table says what they say."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mupscale.engines import Local
 from mupscale.paper import EXPERIMENTS, experiment_named
+from mupscale.paper.experiment import Running, Scale
 from mupscale.paper.sweeps import Sweep
 from mupscale.paper.verdicts import claims_in, table_lines
 from mupscale.studies import Study
@@ -29,6 +32,27 @@ def test_records_belong_to_the_study_of_their_name_and_are_whole(name: str) -> N
     snapshot = study.snapshot()
     assert snapshot.done == set(snapshot.cells)
     assert {trial.status for trial in snapshot.trials} <= {"finished", "diverged"}
+
+
+class Refusing(Local):
+    """No run is missing, so that none is asked for."""
+
+    def session(self, function: Any) -> Any:
+        raise AssertionError(f"{function} is run again")
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "folder"),
+    [
+        ("coordinate-check", "cpu", "coordinate-check/cpu"),
+        ("coordinate-check", "paper", "coordinate-check/paper"),
+        ("adam-epsilon", "cpu", "adam-epsilon"),
+        ("decay-balance", "cpu", "decay-balance"),
+    ],
+)
+def test_todays_experiment_goes_on_from_what_was_recorded(name: str, scale: Scale, folder: str, tmp_path: Path) -> None:
+    shutil.copytree(RESULTS / folder, tmp_path / name)
+    experiment_named(name).run(scale, tmp_path / name, Running(Refusing()))
 
 
 @pytest.mark.parametrize("name", committed())

@@ -81,7 +81,7 @@ def coordinate_check(
         for seed in chosen
     }  # fmt: skip
     about = {
-        "vary": {name: values}, "base": tuned, "seeds": chosen, "steps": steps, "rule": dataclasses.asdict(rule),
+        "vary": {name: values}, "base": tuned, "seeds": chosen, "steps": steps, "rule": rule.choices,
         "data": _described(data), "setup": dataclasses.asdict(setup), "build": _identity(build),
         "planner": None if planner is None else _identity(planner), "loss": None if loss is None else _identity(loss),
     }  # fmt: skip

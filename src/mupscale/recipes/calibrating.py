@@ -108,7 +108,7 @@ def calibration(
         named = f"{config.name[:50]}-{name}"
         return dataclasses.replace(config, name=named, rules=tuple(rules), vary={dimension: sizes}, **common)
 
-    own = {key: value for key, value in dataclasses.asdict(rule).items() if key not in ("name", "kv_factor", "because")}
+    own = {key: value for key, value in rule.choices.items() if key not in ("name", "kv_factor")}
     rules = [{"name": f"gamma_{gamma:g}", "kv_factor": exponent_formula(gamma), **own} for gamma in gammas]
     base = [{"name": "base", "kv_factor": "hidden", **own}]
     return Calibration(part(BASE, base, tried[:1]), part(FACTORS, rules, tried[1:]))

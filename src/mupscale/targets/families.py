@@ -1,7 +1,7 @@
 """`Family`: a model by name in which one dimension is varied, built with memory for its weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,7 +33,8 @@ class Family:
     """
 
     name: str
-    device: str = "cpu"
+    device: str = field(default="cpu", repr=False)
+    "Where models are first built; no part of what the family is, so that records tell nothing of it."
 
     def __call__(self, **change: int) -> nn.Module:
         head, settings = split_settings(self.name)

@@ -76,8 +76,7 @@ def exponent_formula(gamma: float) -> str:
 
 def write_rule(path: Path, rule: Rule, evidence: Evidence) -> None:
     """Whole or not at all."""
-    choices = {key: value for key, value in dataclasses.asdict(rule).items() if key != "because"}
-    content = {"format": FORMAT, "version": VERSION, **choices, "evidence": dataclasses.asdict(evidence)}
+    content = {"format": FORMAT, "version": VERSION, **rule.choices, "evidence": dataclasses.asdict(evidence)}
     write_whole(path, (json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2) + "\n").encode())
 
 

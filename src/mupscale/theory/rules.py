@@ -1,7 +1,7 @@
 """Rules: presets of independent choices. A rule of your own is a value of the same type."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import sympy
@@ -45,6 +45,11 @@ class Rule:
                 raise UnknownNameError(f"setting for {field}", getattr(self, field), ["scaled", "none"])
         self.beta(formulas.L)
         self.literal_kv_factor()
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """All that makes a difference: what a rule file holds, and what tells whether two runs obey the same rule."""
+        return {key: value for key, value in asdict(self).items() if key != "because"}
 
     def beta(self, depth: Expr) -> Expr:
         """Factor on a residual branch of a network with that many blocks."""
