@@ -134,7 +134,7 @@ class GqaNoise(Experiment):
         paths = _saved(updates, folder / "updates" / "spreads", _updates_figure(updates, size))
         paths += _saved(trained, folder / "spreads", _trained_figure(trained)) if trained else []
         lines = (*_table([*updates, *trained]), *remarks)
-        return Findings(lines, (*_update_claims(updates, size), *_trained_claims(trained)), tuple(paths))
+        return Findings(lines, (*_update_claims(updates, size), *_trained_claims(trained, folder)), tuple(paths))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = SIZES[scale]
@@ -272,14 +272,16 @@ def _update_claims(noises: Sequence[Noise], size: Size) -> Iterator[Claim]:
     yield _claim(asked, own, size.starts, "ours", _like_root(own))
 
 
-def _trained_claims(noises: Sequence[Noise]) -> Iterator[Claim]:
+def _trained_claims(noises: Sequence[Noise], folder: Path) -> Iterator[Claim]:
+    """Both rules are shown, so all runs count."""
+    runs = len(Study.open(folder).trials) if noises else 0
     for one in noises:
         if one.rule == "gqa-mup":
             beside = next(other for other in noises if (other.quantity, other.rule) == (one.quantity, "complete-p"))
             claim = (
                 f"under gqa-mup the noise of the {one.quantity.partition(',')[0]} grows as key/value heads get fewer"
             )
-            yield _claim(claim, [one, beside], len(one.r) * one.seeds, _grows([one]))
+            yield _claim(claim, [one, beside], runs, _grows([one]))
 
 
 def _claim(

@@ -10,7 +10,6 @@ from mupscale.analysis.measurements import Measurement, Member
 from mupscale.paper.experiment import Claim, Verdict
 from mupscale.paper.sweeps import Seen, Sweep, drift_words, with_ends
 
-RULES = ("mup", "complete-p", "gqa-mup")
 COINCIDES = 0.25
 """Octaves: nearer than this, two optima are at the same place of the paper's grid of half powers."""
 
@@ -23,7 +22,7 @@ class Horizon(Sweep):
 
     def lines(self, seen: Seen) -> Iterator[str]:
         yield "proxy minus target, log2 of the best base rate, and what the target gives up at the proxy's:"
-        for rule in RULES:
+        for rule in seen.rules:
             for r, one in to_target(seen, rule).items():
                 yield f"  {rule:<11} r = {r}: {with_ends(one.octaves)} octaves, {with_ends(one.loss, 4)} nats"
 
@@ -44,7 +43,7 @@ class Horizon(Sweep):
         verdict: Verdict = "cannot be decided at this scale"
         if found is not None and found.better is not None:
             verdict = "agrees" if found.better == "gqa-mup" else "disagrees"
-        drifts = "; ".join(drift_words(proxies.transfer(rule), rule) for rule in RULES)
+        drifts = "; ".join(drift_words(proxies.transfer(rule), rule) for rule in seen.rules)
         difference = "" if found is None else f"; gqa-mup drifts {with_ends(found.difference)} further than mup"
         yield Claim(
             self.name,

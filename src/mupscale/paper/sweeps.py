@@ -32,6 +32,10 @@ class Seen:
     analysis: StudyAnalysis
     runs: Sequence[Measurement]
 
+    @property
+    def rules(self) -> list[str]:
+        return list(dict.fromkeys(cell.rule for cell in self.analysis.cells))
+
     def transfer(self, rule: str) -> RuleTransfer | None:
         return next((one for one in self.analysis.transfers if one.rule == rule), None)
 
