@@ -3,14 +3,17 @@
 Two questions, which need not have one answer. "still": with which f does the optimum of the learning rate stay where
 it is without sharing? "loss": which f gives the lowest loss, each at its own optimum?
 
-At each r a parabola in log2 f goes through the optima (or the losses) of the factors that were tried. For a candidate γ
-the distance of that curve from the optimum of the base (or its slope) is a sum of cells with known weights, and so is
-the sum of these over all r, each weighted by log2 of the paper's factor there. The interval holds every γ at which that
-sum cannot be told from zero, as Fieller's does: exact for normal noise, and without an end where the data set none. No
-curve is followed beyond the factors that were tried, so an interval that reaches them has no end either.
+"still": at each r, lines in log2 f join the optima of the factors that were tried. For a candidate γ the distance of
+that curve from the optimum of the base is a sum of cells with known weights, and so is the sum of these over all r,
+each weighted by log2 of the paper's factor there. The interval holds every γ at which that sum cannot be told from
+zero, as Fieller's does, and has no end where the data set none.
 
-A loss curve may lean, which draws a parabola's vertex: as much lean as recorded curves have (`ASYMMETRY`) counts as
-error. `drills/exponent_coverage.py` measures how often the intervals hold.
+"loss": at each r a cubic goes through the losses. The interval holds every γ whose loss, summed over r, cannot be told
+from the lowest, be it the curve's or, among those tried, that of the best one tried. It is wider than one for the place
+of a minimum, which would hang on the shape of the curve: in records, it is flat on one side and a cliff on the other.
+
+No curve is followed beyond the factors that were tried, so an interval that reaches them has no end there.
+`drills/exponent_coverage.py` measures how often the intervals hold.
 """
 
 import math
@@ -23,12 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import f as fisher
+from scipy.stats import t as student
 
 from mupscale.analysis.contrasts import Located
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import CellAnalysis, analyse
 from mupscale.analysis.measurements import Measurement, Member
-from mupscale.analysis.optima import ASYMMETRY, REACH, RECORDED_SPREAD
+from mupscale.analysis.optima import RECORDED_SPREAD
 from mupscale.analysis.seed_blocks import SeedBlocks
 from mupscale.analysis.slopes import t_quantile
 from mupscale.analysis.verdicts import POWER, SEEDS_LIMIT
@@ -39,8 +43,8 @@ Question = Literal["still", "loss"]
 QUESTIONS: tuple[Question, ...] = ("still", "loss")
 
 _GRID, _FINER = 121, 33
-_LEAST = 3
-"""Losses that a parabola needs; those far away are left out only where more remain."""
+_LEAST: dict[Question, int] = {"still": 2, "loss": 3}
+"""Factors at each r: a line crosses the base's optimum, a lowest loss has a neighbour on each side."""
 _NO_PLACE = frozenset(("few", "saddle", "edge", "flat"))
 """Flags of an optimum that is no place yet."""
 
@@ -140,53 +144,43 @@ def _renamed(one: Factored) -> list[Measurement]:
 
 @dataclass(frozen=True)
 class _Curve:
-    """A polynomial in log2 f through the cells of one r: what each cell weighs in its coefficients."""
+    """A curve in log2 f through the cells of one r."""
 
     lever: float
     "log2 of the paper's factor at this r: log2 f for each unit of γ."
     offsets: Array
-    "log2 f of the cells."
-    to_coefficients: Array
+    "log2 f of the cells, ascending."
     cells: tuple[Located, ...]
-    bend: float = 0.0
-    "Of a loss curve: half its second derivative, as a parabola has it."
+    smooth: bool
+    "A cubic (a parabola through three), or lines from cell to cell."
 
     @property
     def swept(self) -> tuple[float, float]:
-        return float(self.offsets.min()) / self.lever, float(self.offsets.max()) / self.lever
+        return float(self.offsets[0]) / self.lever, float(self.offsets[-1]) / self.lever
 
     def height(self, gammas: Array) -> Array:
-        """Weights that give the curve at each γ."""
-        powers = np.arange(len(self.to_coefficients))
-        return (gammas[:, None] * self.lever) ** powers @ self.to_coefficients
-
-    def slope(self, gammas: Array) -> Array:
-        """Weights that give its slope there, in log2 f."""
-        powers = np.arange(1, len(self.to_coefficients))
-        return (powers * (gammas[:, None] * self.lever) ** (powers - 1)) @ self.to_coefficients[1:]
-
-    def lean(self, gammas: Array) -> Array:
-        """By how much the slope would be off if the curve had its minimum here and leaned as recorded curves do."""
-        away = self.offsets - gammas[:, None] * self.lever
-        return ASYMMETRY * self.bend * (self.slope(gammas) * away**3).sum(axis=1)
+        """What each cell weighs in the curve at each γ."""
+        at, count = gammas * self.lever, len(self.cells)
+        if not self.smooth:
+            return np.stack([np.interp(at, self.offsets, unit) for unit in np.eye(count)], axis=1)
+        powers = np.arange(min(4, count))
+        return at[:, None] ** powers @ np.linalg.pinv(self.offsets[:, None] ** powers)
 
 
 @dataclass(frozen=True)
 class _Sums:
-    """What must be zero at the right γ, for several γ: its value, its standard error, its degrees of freedom."""
+    """Sums of cells, one for each of several γ: value, standard error, degrees of freedom."""
 
     values: Array
     errors: Array
     freedom: Array
-    leans: Array
-    "What part of the errors is allowed for a lean."
 
-    def excess(self, confidence: float) -> Array:
-        """By how much zero lies outside of the interval; not above 0 where it lies inside."""
-        reach = np.array([t_quantile(freedom, confidence, 1) if freedom > 0 else math.inf for freedom in self.freedom])
+    def reach(self, confidence: float) -> Array:
+        """How far from its value each may be."""
+        quantiles = [t_quantile(freedom, confidence, 1) if freedom > 0 else math.inf for freedom in self.freedom]
         with np.errstate(invalid="ignore"):
-            half = np.where(np.isfinite(self.errors) & np.isfinite(reach), reach * self.errors, math.inf)
-        return np.abs(self.values) - half
+            known = np.isfinite(self.errors) & np.isfinite(quantiles)
+            return np.where(known, quantiles * self.errors, math.inf)
 
 
 @dataclass(frozen=True)
@@ -217,24 +211,31 @@ class _Test:
         return SeedBlocks.of(self._blocks, recorded)
 
     def at(self, gammas: Array, shares: Array | None = None) -> _Sums:
-        """The sum over r at each γ, every r with its share: by the lever unless given."""
-        weights, lean = self._weights(gammas, self.levers if shares is None else shares)
-        cells = [cell for block in self._blocks for cell in block]
-        values = weights @ [cell.value for cell in cells]
-        variance, freedom = self._variance(weights, cells)
-        return _Sums(values, np.sqrt(variance + lean**2), freedom, lean)
+        """Distances from the base's optimum, summed over r, every r with its share: by the lever unless given."""
+        shares = self.levers if shares is None else shares
+        own = [share * curve.height(gammas) for share, curve in zip(shares, self.curves, strict=True)]
+        return self._sums(np.hstack([*own, np.full((len(gammas), 1), -shares.sum())]))
 
-    def _weights(self, gammas: Array, shares: Array) -> tuple[Array, Array]:
-        """Of each cell, and what a lean would add."""
-        loss = self.question == "loss"
-        own = [
-            share * (curve.slope(gammas) if loss else curve.height(gammas))
-            for share, curve in zip(shares, self.curves, strict=True)
-        ]
-        if self.base is not None:
-            own.append(np.full((len(gammas), 1), -shares.sum()))
-        leans = [share * curve.lean(gammas) for share, curve in zip(shares, self.curves, strict=True)] if loss else []
-        return np.hstack(own), sum(leans, np.zeros(len(gammas)))
+    def above(self, gammas: Array, best: Sequence[float]) -> _Sums:
+        """By how much the losses of all r together lie above those at the best γ of each."""
+        there = [curve.height(np.array([one])) for curve, one in zip(self.curves, best, strict=True)]
+        return self._sums(np.hstack([c.height(gammas) - low for c, low in zip(self.curves, there, strict=True)]))
+
+    def lowest(self, gammas: Array) -> float:
+        """Of these γ, that with the lowest loss over all r."""
+        first = [float(gammas[0])] * len(self.curves)
+        return float(gammas[int(np.argmin(self.above(gammas, first).values))])
+
+    @property
+    def tried(self) -> Array:
+        """Every γ that was tried at some r, as far as all were tried around it."""
+        every = np.unique(np.concatenate([curve.offsets / curve.lever for curve in self.curves]))
+        return every[(every >= self.swept[0]) & (every <= self.swept[1])]
+
+    def _sums(self, weights: Array) -> _Sums:
+        cells = [cell for block in self._blocks for cell in block]
+        variance, freedom = self._variance(weights, cells)
+        return _Sums(weights @ [cell.value for cell in cells], np.sqrt(variance), freedom)
 
     def _variance(self, weights: Array, cells: Sequence[Located]) -> tuple[Array, Array]:
         squares = np.square(weights)
@@ -275,30 +276,15 @@ def _answer(question: Question, base: FactorCell, cells: Sequence[FactorCell], c
 
 def _curves(question: Question, base_r: float, cells: Sequence[FactorCell]) -> dict[float, _Curve] | None:
     """One for each r; None where one of them has too few cells with an optimum."""
-    blocks = {r: [cell for cell in cells if cell.r == r and cell.usable] for r in sorted({cell.r for cell in cells})}
-    if question == "loss":
-        blocks = {r: _near_lowest(block) for r, block in blocks.items()}
-    located = {r: tuple(_located(cell, question) for cell in block) for r, block in blocks.items()}
-    seeds = SeedBlocks.of(list(located.values()))
-    noise = math.inf if seeds is None else math.sqrt(seeds.within / seeds.seeds)
     curves: dict[float, _Curve] = {}
-    for r, block in blocks.items():
-        lever, offsets = log2_paper_factor(r, base_r), np.array([cell.log2_factor for cell in block])
-        still = question == "still"
-        curve = _optima_curve(lever, offsets, located[r]) if still else _loss_curve(lever, offsets, located[r], noise)
-        if curve is None:
+    for r in sorted({cell.r for cell in cells}):
+        block = [cell for cell in cells if cell.r == r and cell.usable]  # by factor, ascending
+        offsets = np.array([cell.log2_factor for cell in block])
+        if len(np.unique(offsets)) < _LEAST[question]:
             return None
-        curves[r] = curve
+        located = tuple(_located(cell, question) for cell in block)
+        curves[r] = _Curve(log2_paper_factor(r, base_r), offsets, located, smooth=question == "loss")
     return curves
-
-
-def _near_lowest(cells: list[FactorCell]) -> list[FactorCell]:
-    """Far from its minimum a loss curve is no cubic: what lies beyond the reach of an optimum's fit is left out."""
-    if not cells:
-        return cells
-    lowest = min(cells, key=lambda cell: cell.analysis.loss or 0.0).log2_factor
-    near = [cell for cell in cells if abs(cell.log2_factor - lowest) <= REACH]
-    return near if len(near) > _LEAST else cells
 
 
 def _located(cell: FactorCell, question: Question) -> Located:
@@ -309,50 +295,44 @@ def _located(cell: FactorCell, question: Question) -> Located:
     return Located(one.loss, math.inf, 0, one.seed_losses)
 
 
-def _optima_curve(lever: float, offsets: Array, cells: tuple[Located, ...]) -> _Curve | None:
-    """A parabola; a line through two optima."""
-    degree = min(2, len(np.unique(offsets)) - 1)
-    if degree < 1:
-        return None
-    return _Curve(lever, offsets, _fitting(offsets, degree), cells)
-
-
-def _fitting(offsets: Array, degree: int) -> Array:
-    """From values at the offsets to the coefficients of the polynomial closest to them."""
-    return np.linalg.pinv(np.vander(offsets, degree + 1, increasing=True)).astype(np.float64)
-
-
-def _loss_curve(lever: float, offsets: Array, cells: tuple[Located, ...], noise: float) -> _Curve | None:
-    """A cubic whose last term is drawn to 0, so far as noise hides how much the curve leans; a parabola on a hill."""
-    if len(np.unique(offsets)) < _LEAST:
-        return None
-    parabola = _fitting(offsets, 2)
-    bend = float(parabola[2] @ [cell.value for cell in cells])
-    if bend <= 0 or not math.isfinite(noise):
-        return _Curve(lever, offsets, parabola, cells, max(bend, 0.0))
-    design = np.vander(offsets, 4, increasing=True)
-    pull = np.diag([0.0, 0.0, 0.0, max(noise, 1e-3 * bend) / (ASYMMETRY * bend)])
-    return _Curve(
-        lever, offsets, np.linalg.solve(design.T @ design + pull**2, design.T).astype(np.float64), cells, bend
-    )
-
-
 # Solving for γ
 
 
 def _solved(test: _Test) -> Estimate:
-    """The γ at which the sum is zero, and all at which it might be."""
+    return _lowest(test) if test.question == "loss" else _still(test)
+
+
+def _lowest(test: _Test) -> Estimate:
+    """The γ with the lowest loss, and all that cannot be told from it."""
+    fine = np.linspace(*test.swept, 10 * _GRID)
+    kept = np.concatenate([_not_above(test, gammas) for gammas in (fine, test.tried)])
+    low = -math.inf if kept.min() <= test.swept[0] else float(kept.min())
+    high = math.inf if kept.max() >= test.swept[1] else float(kept.max())
+    freedom = test.above(np.array(test.swept), [float(fine[0])] * len(test.curves)).freedom
+    return Estimate(test.lowest(fine), low, high, float(freedom.min()))
+
+
+def _not_above(test: _Test, gammas: Array) -> Array:
+    """Those whose loss cannot be told from the lowest of them."""
+    above = test.above(gammas, [test.lowest(gammas)] * len(test.curves))
+    return gammas[above.values <= above.reach(test.confidence)]
+
+
+def _still(test: _Test) -> Estimate:
+    """The γ at which the optimum is that of the base, and all at which it might be."""
     grid = _with_crossings(test, np.linspace(*test.swept, _GRID))
     sums = test.at(grid)
-    excess, freedom = sums.excess(test.confidence), float(sums.freedom.min())
-    inside = np.flatnonzero(excess <= 0)
-    root = _root(test.question, grid, sums.values)
-    if not len(inside):  # not one γ that was swept will do
-        return _beyond(test.question, grid, sums.values)
-    if root is None and test.question == "loss":  # a hill, or a slope without an end
-        end = grid[-1] if sums.values.sum() < 0 else grid[0]
-        return Estimate(float(end), -math.inf, math.inf, freedom)
+    excess = np.abs(sums.values) - sums.reach(test.confidence)
+    if not (excess <= 0).any():  # not one γ that was swept will do
+        return _beyond(grid, sums.values)
+    root = _root(grid, sums.values)
     value = float(grid[int(np.argmin(excess))]) if root is None else root
+    return _hull(grid, excess, value, float(sums.freedom.min()))
+
+
+def _hull(grid: Array, excess: Array, value: float, freedom: float) -> Estimate:
+    """From the first to the last γ that is not ruled out; without an end where that is the end of the grid."""
+    inside = np.flatnonzero(excess <= 0)
     low = -math.inf if inside[0] == 0 else _between(grid, excess, int(inside[0]) - 1)
     high = math.inf if inside[-1] == len(grid) - 1 else _between(grid, excess, int(inside[-1]))
     return Estimate(value, min(low, value), max(high, value), freedom)
@@ -373,26 +353,41 @@ def _between(grid: Array, heights: Array, place: int) -> float:
     return float(low + (high - low) * here / (here - there)) if math.isfinite(here - there) else float(low)
 
 
-def _root(question: Question, grid: Array, values: Array) -> float | None:
-    """Where the sum is zero. A lowest loss is where the slope rises; an optimum should fall as the factor grows."""
+def _root(grid: Array, values: Array) -> float | None:
+    """Where the sum is zero; an optimum should fall as the factor grows."""
     crossings = np.flatnonzero(np.sign(values[:-1]) != np.sign(values[1:]))
-    rising = [int(k) for k in crossings if values[k] < values[k + 1]]
     falling = [int(k) for k in crossings if values[k] > values[k + 1]]
-    chosen = rising if question == "loss" else falling or rising
+    chosen = falling or [int(k) for k in crossings]
     return _between(grid, values, chosen[0]) if chosen else None
 
 
-def _beyond(question: Question, grid: Array, values: Array) -> Estimate:
+def _beyond(grid: Array, values: Array) -> Estimate:
     """Where not one γ that was swept will do: on which side it lies, if that can be told."""
     first, last, nearest = float(grid[0]), float(grid[-1]), int(np.argmin(np.abs(values)))
-    if question == "still" and 0 < nearest < len(grid) - 1:
+    if 0 < nearest < len(grid) - 1:
         return Estimate(float(grid[nearest]), -math.inf, math.inf, 0)
-    above = bool(values[0] < 0) if question == "loss" else nearest > 0
-    return Estimate(last, last, math.inf, 0) if above else Estimate(first, -math.inf, first, 0)
+    return Estimate(last, last, math.inf, 0) if nearest else Estimate(first, -math.inf, first, 0)
 
 
 def _agreement(test: _Test) -> float:
-    """The p-value of one γ for every r: the least sum of squares that any γ leaves, against what noise would.
+    return _one_loss(test) if test.question == "loss" else _one_place(test)
+
+
+def _one_loss(test: _Test) -> float:
+    """The p-value of one γ for every r: what each r gives up at the best common γ, against what noise would.
+
+    Two-sided, since the lowest of several losses lies below its true value.
+    """
+    own = [one.lowest(one.tried) for one in map(test.alone, test.curves)]
+    common = test.above(np.array([test.lowest(test.tried)]), own)
+    value, error, freedom = (float(one[0]) for one in (common.values, common.errors, common.freedom))
+    if value <= 0 or not math.isfinite(error) or freedom <= 0:
+        return 1.0
+    return min(1.0, 2 * float(student.sf(value / error, freedom))) if error else 0.0
+
+
+def _one_place(test: _Test) -> float:
+    """The same for optima: the least sum of squares that any γ leaves, against what noise would.
 
     It has one degree of freedom less than there are r, and less than that where the data hardly bound γ, so that the
     test errs to the side of one γ.
@@ -400,15 +395,14 @@ def _agreement(test: _Test) -> float:
     grid = _with_crossings(test, np.linspace(*test.swept, _GRID))
     count, units = len(test.curves), np.eye(len(test.curves))
     own = [test.at(grid, unit) for unit in units]
-    noise = [np.square(one.errors) - np.square(one.leans) for one in own]
+    noise = [np.square(one.errors) for one in own]
     if not np.isfinite(noise).all():
         return 1.0
     covariance = np.zeros((len(grid), count, count))
     for i in range(count):
-        covariance[:, i, i] = np.square(own[i].errors)  # curves of two r may lean to different sides
+        covariance[:, i, i] = noise[i]
         for j in range(i):
-            both = test.at(grid, units[i] + units[j])
-            shared = np.square(both.errors) - np.square(both.leans) - noise[i] - noise[j]
+            shared = np.square(test.at(grid, units[i] + units[j]).errors) - noise[i] - noise[j]
             covariance[:, i, j] = covariance[:, j, i] = shared / 2
     values = np.array([one.values for one in own]).T
     distances = (values * np.linalg.solve(covariance, values[:, :, None])[:, :, 0]).sum(axis=1)
@@ -421,12 +415,19 @@ def _more_seeds(test: _Test, gamma: Estimate, seeds: int) -> int | None:
     """So many that both ends of what was swept are ruled out with a chance of 80 %, if the present sums are true."""
     if gamma.bounded:
         return 0
-    ends = test.at(np.array(test.swept))
-    first, last = ends.values
-    crosses = first * last < 0 and (test.question == "still" or first < 0)
-    if not crosses or not np.isfinite(ends.errors).all() or seeds < 2 or ends.freedom.min() <= 0:
+    ends = _ends(test, gamma.value)
+    if ends is None or not np.isfinite(ends.errors).all() or seeds < 2 or ends.freedom.min() <= 0:
         return None
     return next((more for more in range(1, SEEDS_LIMIT + 1) if _chance(ends, seeds, more, test) >= POWER), None)
+
+
+def _ends(test: _Test, value: float) -> _Sums | None:
+    """What would have to be told from zero at both ends of what was swept; None if the answer lies at one of them."""
+    ends = np.array(test.swept)
+    if test.question == "loss":
+        return test.above(ends, [value] * len(test.curves)) if ends[0] < value < ends[1] else None
+    sums = test.at(ends)
+    return sums if sums.values[0] * sums.values[1] < 0 else None
 
 
 def _chance(ends: _Sums, seeds: int, more: int, test: _Test) -> float:

@@ -116,7 +116,7 @@ _QUESTIONS = {
 
 def _said(answer: Exponent) -> tuple[str, str]:
     """The question, and what was seen."""
-    parts = [f"γ = {_ends(answer.gamma)}", *(f"r = {r:g} alone: {_ends(one)}" for r, one in answer.by_r.items())]
+    parts = [f"γ {_ends(answer.gamma)}", *(f"r = {r:g} alone: {_ends(one)}" for r, one in answer.by_r.items())]
     if answer.one_serves is not None:
         serves = "does not serve" if answer.one_serves < _ONE_SERVES else "may serve"
         parts.append(f"one γ {serves} both (p = {answer.one_serves:.2f})")
@@ -134,13 +134,13 @@ def _ends(one: Estimate | None) -> str:
     """With half an interval, where there is one.
 
     >>> _ends(Estimate(0.5, -math.inf, 1.25)), _ends(Estimate(0.5, 0.25, 0.75)), _ends(Estimate(1, -math.inf, math.inf))
-    ('below 1.25', '0.50 [0.25, 0.75]', 'not bounded')
+    ('below 1.25 (best 0.50)', '0.50 [0.25, 0.75]', 'not bounded')
     """
     if one is None or one.bounded:
         return with_ends(one)
     if math.isfinite(one.high):
-        return f"below {one.high:z.2f}"
-    return f"above {one.low:z.2f}" if math.isfinite(one.low) else "not bounded"
+        return f"below {one.high:z.2f} (best {one.value:z.2f})"
+    return f"above {one.low:z.2f} (best {one.value:z.2f})" if math.isfinite(one.low) else "not bounded"
 
 
 def _row(cell: FactorCell) -> dict[str, object]:
