@@ -6,7 +6,7 @@ TITAN := .venv/torchtitan
 WORKERS ?= 2
 
 
-.PHONY: help venv postgres browser torchtitan lint test demo drills bench clean
+.PHONY: help venv postgres browser torchtitan lint test demo docs drills bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; run make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	@# What the tests compare with. Without what it asks for: a torchvision that does not fit torch breaks transformers.
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt mup
 	@touch $(STAMP)
@@ -58,6 +58,11 @@ test: lint postgres browser torchtitan  ## what CI runs
 demo: venv  ## derive, check, sweep, report, and a recipe for Llama-3 8B: some minutes
 	@$(BIN)/mupscale demo
 
+docs: venv  ## the site, built strictly: open site/index.html
+	@$(BIN)/python -m website.pages build/pages
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "the site: site/index.html"
+
 drills: venv  ## the slow checks; their tables go to results/drills/
 	@for drill in drills/*.py; do \
 	    name=$$(basename $$drill .py); echo "drill: $$name"; \
@@ -70,4 +75,4 @@ bench: venv  ## the benchmarks; their tables go to results/benchmarks/
 	    $(BIN)/python $$benchmark > results/benchmarks/$$name.txt || exit 1; cat results/benchmarks/$$name.txt; done
 
 clean:  ## remove what the other targets made
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis runs
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis runs build site

@@ -48,7 +48,7 @@ class Slope:
 
 
 def fit_slope(x: Sequence[float], y: Sequence[Sequence[float]]) -> Slope:
-    """The slope of log y against log x, where y[s][v] is the statistic of seed s at x[v].
+    """The slope of log y against log x, where `y[s][v]` is the statistic of seed s at `x[v]`.
 
     A seed's level cancels: runs that share their batch differ less than runs that do not.
 
