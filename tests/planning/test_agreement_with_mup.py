@@ -277,7 +277,7 @@ class TestConventions:
 
 
 class TestDisagreements:
-    """Where mup is right and a plan is not, yet: no convention, and each to be mended."""
+    """Where a plan once differed from mup, and mup was right."""
 
     def test_a_bias_of_the_logits_does_not_grow_and_keeps_its_rate(self):
         """Its gradient is that of the logits, of the same size at every width."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from mupscale.errors import (
     UnreadableModelError,
 )
 from mupscale.planning.showing import Difference
-from mupscale.theory import RULES
+from mupscale.theory import OPTIMIZERS, RULES
 from tests.planning.models import SETTINGS, Fusable, hugging_face, model_and_base
 
 
@@ -281,6 +282,14 @@ class TestRefusals:
     def test_unknown_names(self, options, message):
         with pytest.raises(UnknownNameError, match=message):
             mu.plan(llama(), base=llama(), **options)
+
+    def test_an_optimizer_that_its_name_does_not_tell(self):
+        adamw = OPTIMIZERS["adamw"]
+        assert mu.plan(llama(), base=llama(), optimizer=adamw) == mu.plan(llama(), base=llama())
+        with pytest.raises(UnknownNameError, match="optimizer 'mine'"):
+            mu.plan(llama(), base=llama(), optimizer=replace(adamw, name="mine"))
+        with pytest.raises(OptionError, match="not the adamw that plans know"):
+            mu.plan(llama(), base=llama(), optimizer=replace(adamw, decay="l2"))
 
 
 class TestWarnings:

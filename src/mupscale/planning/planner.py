@@ -6,7 +6,7 @@ from typing import get_args
 
 from torch import nn
 
-from mupscale.errors import UnknownNameError
+from mupscale.errors import OptionError, UnknownNameError
 from mupscale.planning.assignment import Assignment, Choices
 from mupscale.planning.base import Base, base_facts
 from mupscale.planning.plan import Plan
@@ -43,7 +43,7 @@ def plan(
     ignore       keys of the config that look like multipliers and do not change with width or depth
     inputs       arguments of the forward pass, for a model that does not take tokens alone
     """
-    optimizer = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
+    optimizer = _known(optimizer)
     rule = rule_named(rule) if isinstance(rule, str) else rule
     if decay is not None and decay not in DECAYS:
         raise UnknownNameError("decay", decay, DECAYS)
@@ -72,6 +72,17 @@ def plan(
         reference_r=reference_r,
         warnings=tuple(_warnings(facts, low, choices, parameters)),
     )
+
+
+def _known(optimizer: str | Optimizer) -> Optimizer:
+    """A plan keeps the name of its optimizer, so the name must say all of it."""
+    known = optimizer_named(optimizer if isinstance(optimizer, str) else optimizer.name)
+    if not isinstance(optimizer, str) and optimizer != known:
+        raise OptionError(
+            f"this optimizer is called {optimizer.name!r}, and is not the {optimizer.name} that plans know. Give it a "
+            "name of its own, and derive its factors with mupscale.derive(unit, optimizer)."
+        )
+    return known
 
 
 def _for(base: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
