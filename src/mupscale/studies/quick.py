@@ -24,7 +24,8 @@ QUICK: dict[str, Any] = {
 
 DEMO: dict[str, Any] = QUICK | {
     "name": "demo",
-    "vary": {"n_kv_heads": [12, 3, 1]},
+    "vary": {"n_kv_heads": [12, 6, 3]},
+    "space": {"lr": ["2^-8", "2^-4.5"]},
     "search": {"method": "grid", "step": 0.5},
     "model": {"name": "study", "width": 48, "head_dim": 4},
     "length": {"steps": 400, "batch": 8, "warmup": 40},
