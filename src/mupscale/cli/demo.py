@@ -44,7 +44,7 @@ def demo(*, output: Path = Path("runs/demo"), workers: int | None = None, as_jso
     checks = {rule: _check(rule, output, workers) for rule in ("mup", "gqa-mup")}
     if not as_json:
         _show_checks(checks)
-    say("3. Sweep: where is the best learning rate of a small model, for r = 1, 4 and 12?")
+    say("3. Sweep: where is the best learning rate of a small model, for r = 1, 2 and 4?")
     study = _swept(output / "study", workers)
     if not as_json:
         _show_study(study)

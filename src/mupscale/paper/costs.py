@@ -3,7 +3,7 @@
 A small model is timed: a few real steps, forward, backward and optimizer, on one thread, as a worker has it. A large
 one is reckoned from its operations and the measured speed of a matrix product. Nothing here takes longer than seconds.
 On a CPU, time is the processor's, as if nothing else ran, and all is done in float32: bfloat16 is slower on most, and
-on some no product of it runs at all.
+on some a product of it kills the process. So Muon, which needs it, is timed in a process of its own.
 """
 
 import math
@@ -16,6 +16,7 @@ from statistics import median
 import numpy as np
 import torch
 
+from mupscale.engines import Local, carry_out
 from mupscale.errors import OptionError
 from mupscale.models import GPTConfig, parameter_counts
 from mupscale.paper.catalogue import middle_run
@@ -128,7 +129,7 @@ def training_operations(model: GPTConfig, sequence: int, tokens: float) -> float
 def step_seconds(work: Sequence[Work]) -> list[float]:
     """Seconds of a step for each, on one thread of this machine."""
     with _one_thread():
-        timed = {one.operations: timed_step(one) for one in _spread([one for one in work if one.is_small])}
+        timed = {one.operations: _timed(one) for one in _spread([one for one in work if one.is_small])}
         places = dict.fromkeys(_place(one.config) for one in work if not one.is_small)
         rates = {place: _product_rate(*place) * UTILISATION[place[0]] for place in places}
     return [
@@ -152,6 +153,12 @@ def interpolated(timed: Mapping[float, float], operations: float) -> float:
     """
     xs = sorted(timed)
     return math.exp(np.interp(math.log(operations), [math.log(x) for x in xs], [math.log(timed[x]) for x in xs]))
+
+
+def _timed(work: Work) -> float:
+    if not work.config.optimizer.name.startswith("muon"):
+        return timed_step(work)
+    return carry_out(timed_step, {"a timed step of Muon": work}, engine=Local(workers=1))["a timed step of Muon"]
 
 
 def timed_step(work: Work) -> float:
