@@ -224,7 +224,7 @@ class Vector(Unit):
     initial: ClassVar[Initial] = "constant"
     decays: ClassVar[bool] = False
     grows_both_ways: ClassVar[bool] = False
-    remark: ClassVar[str] = "gains and biases are not decayed (Dey et al. 2025); under Adam and its like they keep the base rate"
+    remark: ClassVar[str] = "gains and biases are not decayed (Dey et al. 2025); Adam and its like keep their base rate"
 
     def shape(self) -> tuple[Expr, Expr]:
         return self.n, sympy.Integer(1)
