@@ -15,7 +15,7 @@ the number of steps, the data (Python's own library as bytes), heads of one size
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -301,7 +301,7 @@ def _claims(rows: Sequence[Row], size: Size) -> Iterator[Claim]:
     bare = chosen("update", *WITHOUT)
     foretold = " to ".join(f"{end(row.theory for row in fixed):+.2f}" for end in (min, max))
     pair = 2 * size.starts
-    found: list[tuple[str, str, int, Verdict]] = [
+    found: list[tuple[str, str, int, Verdict | Literal["ours"]]] = [
         ("Adam's updates decay with width if ε is fixed",
          f"ε0 = {EPSILONS['large']:g}: the share of the update that ε leaves has a slope over width of {_range(fixed)}",
          pair, _falls(fixed)),
