@@ -76,7 +76,7 @@ def test_findings_have_figure_table_and_claims(made):
     assert {claim.experiment for claim in found.claims} == {"adam-epsilon"}
     verdicts = {claim.says: claim.verdict for claim in found.claims}
     assert verdicts["in practice ε = 1e-12 avoids it"] == "agrees"
-    assert len(verdicts) == 5
+    assert len(verdicts) == 6
 
 
 def test_what_was_cut_off_is_run_again_and_is_the_same(made):
