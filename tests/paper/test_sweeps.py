@@ -10,7 +10,7 @@ from mupscale.analysis import Estimate, Measurement, Member, analyse
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.paper import EXPERIMENTS, experiment_named
 from mupscale.paper.horizon import seen_over_r, to_target
-from mupscale.paper.sweeps import Seen, Sweep, drift_words
+from mupscale.paper.sweeps import Seen, Sweep, drift_words, moved, movement, seen_in
 from mupscale.paper.weight_decay import drift_over_sizes, further, variance_lines, with_weak_decay
 from mupscale.studies import Study
 from tests.paper.made_runs import SEEDS, curve_runs, seen_over
@@ -185,7 +185,20 @@ def test_every_experiment_of_the_list_is_there() -> None:
 
 
 def test_a_rule_without_an_optimum_is_said() -> None:
-    assert drift_words(None, "sp") == "sp: no optimum found"
+    nothing = Seen(analyse([]), [])
+    assert drift_words(nothing, "sp") == "sp: no optimum found"
+    assert moved(nothing, "sp") == "unknown"
+
+
+def test_an_optimum_is_not_called_still_where_part_of_the_family_has_none() -> None:
+    """Of the recorded depths under β = 1, only the least have an optimum that is a place."""
+    seen = seen_in(Study.open("results/depth"))
+    transfer = seen.transfer("beta-1")
+    assert transfer is not None
+    assert len(transfer.members) < len(seen.cells("beta-1")) == 4
+    assert movement(transfer.drift, 1) == "still"
+    assert moved(seen, "beta-1") == "unknown"
+    assert "of 4 models have an optimum" in drift_words(seen, "beta-1")
 
 
 def test_cpu_studies_are_as_committed() -> None:

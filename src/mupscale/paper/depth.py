@@ -21,13 +21,13 @@ class Depth(Sweep):
 
     def claims(self, seen: Seen) -> Iterator[Claim]:
         for rule, (beta, expected) in BETAS.items():
-            found = moved(seen.transfer(rule))
+            found = moved(seen, rule)
             verdict: Verdict = "agrees" if found == expected else "disagrees"
             if found == "unknown":
                 verdict = "cannot be decided at this scale"
             holds = "holds still over depth" if expected == "still" else "moves with depth"
             says = f"With residual branches scaled by β = {beta}, the best rate {holds}"
-            yield Claim(self.name, says, drift_words(seen.transfer(rule), rule), seen.count(rule), verdict)
+            yield Claim(self.name, says, drift_words(seen, rule), seen.count(rule), verdict)
 
 
 EXPERIMENT = Depth()

@@ -29,9 +29,9 @@ class GqaAblation(Sweep):
     def claims(self, seen: Seen) -> Iterator[Claim]:
         yield self._claim(
             "Under vanilla μP the best rate shifts with r",
-            drift_words(seen.transfer("mup"), "mup"),
+            drift_words(seen, "mup"),
             seen.count("mup"),
-            {"moves": "agrees", "still": "disagrees"}.get(moved(seen.transfer("mup"))),
+            {"moves": "agrees", "still": "disagrees"}.get(moved(seen, "mup")),
         )
         yield self._narrower(seen)
         yield self._factor_alone(seen)
@@ -41,7 +41,7 @@ class GqaAblation(Sweep):
 
     def _narrower(self, seen: Seen) -> Claim:
         found = seen.comparison("drift", "gqa-mup", "mup")
-        words = [drift_words(seen.transfer(rule), rule) for rule in ("mup", "gqa-mup")]
+        words = [drift_words(seen, rule) for rule in ("mup", "gqa-mup")]
         if found is not None:
             words.append(f"gqa-mup drifts {with_ends(found.difference)} further")
         verdict = {"gqa-mup": "agrees", "mup": "disagrees"}.get(found.better or "") if found else None

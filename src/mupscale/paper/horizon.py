@@ -43,7 +43,7 @@ class Horizon(Sweep):
         verdict: Verdict = "cannot be decided at this scale"
         if found is not None and found.better is not None:
             verdict = "agrees" if found.better == "gqa-mup" else "disagrees"
-        drifts = "; ".join(drift_words(proxies.transfer(rule), rule) for rule in seen.rules)
+        drifts = "; ".join(drift_words(proxies, rule) for rule in seen.rules)
         difference = "" if found is None else f"; gqa-mup drifts {with_ends(found.difference)} further than mup"
         yield Claim(
             self.name,

@@ -12,7 +12,7 @@ class OtherOptimizer(Sweep):
     optimizer: str
 
     def claims(self, seen: Seen) -> Iterator[Claim]:
-        words = [drift_words(seen.transfer(rule), rule) for rule in ("complete-p", "gqa-mup")]
+        words = [drift_words(seen, rule) for rule in ("complete-p", "gqa-mup")]
         for quantity, digits in (("drift", 2), ("loss at the optimum", 4)):
             found = seen.comparison(quantity, "gqa-mup", "complete-p")
             if found is not None:

@@ -153,18 +153,20 @@ def movement(drift: Estimate | None, doublings: float) -> Movement:
     return "moves" if drift.excludes(0) else "unknown"
 
 
-def doublings_of(transfer: RuleTransfer | None) -> float:
-    """From the least member to the largest."""
-    positions = [member.position for member in transfer.members if member.position] if transfer else []
-    return math.log2(max(positions) / min(positions)) if positions else 0.0
+def moved(seen: Seen, rule: str) -> Movement:
+    """Over all that was run: an optimum is not called still where some of the family have none."""
+    transfer, cells = seen.transfer(rule), seen.cells(rule)
+    positions = [cell.member.position for cell in cells if cell.member.position]
+    if transfer is None or len(positions) < 2:
+        return "unknown"
+    found = movement(transfer.drift, math.log2(max(positions) / min(positions)))
+    return "unknown" if found == "still" and len(transfer.members) < len(cells) else found
 
 
-def moved(transfer: RuleTransfer | None) -> Movement:
-    return movement(transfer.drift if transfer else None, doublings_of(transfer))
-
-
-def drift_words(transfer: RuleTransfer | None, rule: str) -> str:
+def drift_words(seen: Seen, rule: str) -> str:
     """As "mup: drift -0.02 [-0.09, 0.04] a doubling, sd 0.04 [0.00, 0.12]"."""
+    transfer, count = seen.transfer(rule), len(seen.cells(rule))
     if transfer is None or transfer.mean is None:
         return f"{rule}: no optimum found"
-    return f"{rule}: drift {with_ends(transfer.drift)} a doubling, sd {with_ends(transfer.sd)}"
+    part = f" ({len(transfer.members)} of {count} models have an optimum)" if len(transfer.members) < count else ""
+    return f"{rule}: drift {with_ends(transfer.drift)} a doubling, sd {with_ends(transfer.sd)}{part}"

@@ -45,7 +45,7 @@ class WeightDecay(Sweep):
         yield compared(self.name, seen, "weight_decay", "mup", says)
         yield self._lowest_under_sp(seen)
         weak = with_weak_decay(seen)
-        words = "; ".join(drift_words(weak.transfer(rule), rule) for rule in RULES)
+        words = "; ".join(drift_words(weak, rule) for rule in RULES)
         question = "Where decay hardly matters (the weaker half of those tried), does the best rate hold over sizes?"
         yield Claim(self.name, question, f"octaves a doubling of parameters: {words}", weak.count(), "ours")
 
