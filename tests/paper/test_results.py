@@ -48,6 +48,7 @@ class Refusing(Local):
         ("coordinate-check", "paper", "coordinate-check/paper"),
         ("adam-epsilon", "cpu", "adam-epsilon"),
         ("decay-balance", "cpu", "decay-balance"),
+        ("gqa-noise", "cpu", "gqa-noise"),
     ],
 )
 def test_todays_experiment_goes_on_from_what_was_recorded(name: str, scale: Scale, folder: str, tmp_path: Path) -> None:
