@@ -1,8 +1,10 @@
 """Settings for every test, made before torch is imported."""
 
 import os
+import shutil
 import signal
 
+import pytest
 from hypothesis import settings
 
 # Some virtual machines announce Intel's AMX and trap on it, which kills the process in bfloat16 products (Muon's).
@@ -15,3 +17,18 @@ settings.load_profile("mupscale")
 # A shell that starts the tests in the background has them ignore Ctrl-C, and their children with them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, as `make browser` installs it where there is none."""
+    if CHROMIUM is None:
+        pytest.fail("there is no Chromium on this machine. Install it with: make browser")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield opened
+        opened.close()

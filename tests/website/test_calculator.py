@@ -22,7 +22,6 @@ from website import formulas
 pytestmark = pytest.mark.xdist_group("browser")
 
 ROOT = Path(__file__).parent.parent.parent
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CONFIGURATION = """\
 site_name: mupscale
 use_directory_urls: false
@@ -141,18 +140,6 @@ def site(tmp_path_factory) -> Path:
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet"]
     subprocess.run(command, cwd=folder, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True)
     return folder / "site"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.fail("there is no Chromium on this machine. Install it with: make browser")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ from tests.reports.page import studies
 # One worker, one browser: it costs more to start than a test takes.
 pytestmark = pytest.mark.xdist_group("browser")
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGES = {
     "recorded": studies.recorded,
     "surfaces": lambda: studies.page_of(studies.surfaces(), name="surfaces"),
@@ -31,18 +29,6 @@ class Visit:
 
     page: object
     faults: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.fail("there is no Chromium on this machine. Install it with: make browser")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
