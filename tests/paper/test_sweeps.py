@@ -10,7 +10,7 @@ from mupscale.analysis import Estimate, Measurement, Member, analyse
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.paper import EXPERIMENTS, experiment_named
 from mupscale.paper.horizon import seen_over_r, to_target
-from mupscale.paper.sweeps import Seen, Sweep, drift_words, moved, movement, seen_in
+from mupscale.paper.sweeps import Seen, Sweep, drift_words, moved, movement
 from mupscale.paper.weight_decay import drift_over_sizes, further, variance_lines, with_weak_decay
 from mupscale.studies import Study
 from tests.paper.made_runs import SEEDS, curve_runs, seen_over
@@ -191,14 +191,15 @@ def test_a_rule_without_an_optimum_is_said() -> None:
 
 
 def test_an_optimum_is_not_called_still_where_part_of_the_family_has_none() -> None:
-    """Of the recorded depths under β = 1, only the least have an optimum that is a place."""
-    seen = seen_in(Study.open("results/depth"))
-    transfer = seen.transfer("beta-1")
+    """At r = 12 the best rate lies beyond all that were tried."""
+    still = seen_over("r", (1, 2, 4, 12), {"mup": lambda x: -6})
+    assert moved(still, "mup") == "still"
+    seen = seen_over("r", (1, 2, 4, 12), {"mup": lambda x: -6 if x <= 2 else -1})
+    transfer = seen.transfer("mup")
     assert transfer is not None
-    assert len(transfer.members) < len(seen.cells("beta-1")) == 4
-    assert movement(transfer.drift, 1) == "still"
-    assert moved(seen, "beta-1") == "unknown"
-    assert "of 4 models have an optimum" in drift_words(seen, "beta-1")
+    assert movement(transfer.drift, math.log2(12)) == "still"
+    assert moved(seen, "mup") == "unknown"
+    assert "(3 of 4 models have an optimum)" in drift_words(seen, "mup")
 
 
 def test_cpu_studies_are_as_committed() -> None:
