@@ -463,10 +463,14 @@ def _read(path: Path) -> bytes:
         return b""
 
 
+# In one write: an unbuffered print writes the number and the end of its line one after the other.
+TELLS_ITS_NUMBER = "import os, time; os.write(1, str(os.getpid()).encode()); time.sleep(60)"
+
+
 class TestFaults:
     def test_a_full_disk_is_raised_and_ends_the_command(self, tmp_path, monkeypatch):
         """The result is not lost as a failure: the trial can run again when there is room."""
-        given = script(tmp_path, "import os, time; print(os.getpid()); time.sleep(60)")
+        given = script(tmp_path, TELLS_ITS_NUMBER)
         running = []
 
         def full(self, chunk):
@@ -514,7 +518,7 @@ class TestFaults:
 
     def test_ctrl_c_ends_it(self, tmp_path, monkeypatch):
         """Where the trial runs in the driver itself."""
-        given = script(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+        given = script(tmp_path, TELLS_ITS_NUMBER)
         running = []
 
         def interrupted(self, chunk):
