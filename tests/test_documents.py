@@ -2,12 +2,14 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from mupscale.cli import main
-from mupscale.studies import Study
+from mupscale.cli.app import app
+from mupscale.studies import Study, StudyConfig
 from mupscale.studies.measured import analysis_of
 from mupscale.theory import RULES
 
@@ -28,6 +30,34 @@ def elsewhere(monkeypatch, tmp_path):
 
 WITH_PYTHON = [d for d in DOCUMENTS if blocks(d, "python")]
 CONSOLE = [(d.name, block) for d in DOCUMENTS for block in blocks(d, "console")]
+
+
+# Commands that take minutes, or need a cluster or a model of the reader's, are indented; they are read, not run.
+INDENTED = sorted(
+    {
+        (d.name, line)
+        for d in [*DOCUMENTS, ROOT / "examples" / "README.md", *sorted((ROOT / "results").rglob("README.md"))]
+        for line in re.findall(r"^    (mupscale .*)$", d.read_text(encoding="utf-8"), flags=re.M)
+    }
+)
+TOML = [(d.name, block) for d in DOCUMENTS for block in blocks(d, "toml")]
+
+
+@pytest.mark.parametrize(("name", "command"), INDENTED)
+def test_a_command_that_is_not_run_here_is_understood(name, command):
+    function, _, _ = app.parse_args(shlex.split(command, comments=True)[1:], exit_on_error=False, print_error=False)
+    assert function.__module__.startswith("mupscale.cli")  # not a help page in its place
+
+
+@pytest.mark.parametrize(("name", "block"), TOML)
+def test_a_study_file_is_taken(name, block):
+    given = tomllib.loads(block)
+    whole = {"name": "shown", "space": {"lr": ["2^-8", "2^-4"]}}
+    if "trainer" not in given:
+        whole |= {"model": {"name": "study"}, "data": {"sequence": 64}, "length": {"steps": 10, "batch": 4}}
+    if "variants" not in given:
+        whole |= {"vary": {"n_kv_heads": [12, 3]}}
+    assert StudyConfig.from_dict(whole | given).cells()
 
 
 @pytest.mark.parametrize("document", WITH_PYTHON, ids=lambda d: d.name)
