@@ -1,5 +1,6 @@
 """The command line as a user meets it: what it prints, what it returns, and no traceback for a mistake."""
 
+import functools
 import json
 import os
 import re
@@ -10,26 +11,22 @@ from pathlib import Path
 
 import pytest
 import sympy
+from cyclopts import App
 
 from mupscale.cli import main
+from mupscale.cli.app import app
 from mupscale.planning import Plan
 from mupscale.studies.quick import DEMO
 from mupscale.theory import FIELDS, RULES, derive
 from mupscale.theory.units import NAMED
 
-COMMANDS = [
-    ["derive"],
-    ["table"],
-    ["plan"],
-    ["train"],
-    ["sweep"],
-    ["models"],
-    ["paper"],
-    ["paper", "expected-norms"],
-    ["paper", "gqa-ablation"],
-    ["paper", "claims"],
-    ["demo"],
-]
+
+def _below(parent: App, *path: str) -> list[list[str]]:
+    names = [name for name in parent if not name.startswith("-")]
+    return [command for name in names for command in [[*path, name], *_below(parent[name], *path, name)]]
+
+
+COMMANDS = _below(app)
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -44,6 +41,12 @@ def test_every_command_has_help_with_an_example_and_json(command, capsys):
     assert status == 0
     assert f"Example: mupscale {' '.join(command)}" in out or command == ["paper"]
     assert "--json" in out or command == ["paper"]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_no_option_takes_half_a_number_for_a_whole_one(command):
+    arguments = functools.reduce(App.__getitem__, command, app).assemble_argument_collection()
+    assert [a.name for a in arguments if a.hint in (int, int | None) and a.parameter.converter is None] == []
 
 
 @pytest.mark.parametrize("unit", NAMED)
@@ -230,6 +233,7 @@ class TestCheck:
 
 
 MISTAKES = {
+    "demo --workers 0.5": "Invalid value for --workers: '0.5' is not a whole number",
     "sweep --rule gqa": "Did you mean 'gqa-mup'",
     "sweep --vary n_kv_heads=5": "n_kv_heads=5",
     "sweep --vary heads=1": "n_kv_heads",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from mupscale.cli.numbers import Whole
 from mupscale.cli.progress import bar
 from mupscale.cli.theory import Choices, Json
 from mupscale.errors import MissingExtraError, OptionError
@@ -31,9 +32,9 @@ class Steps:
     "Base epsilon: 1e-12 unless given, so small that it plays no part."
     std: float | None = None
     "Base standard deviation: 0.02 unless given."
-    batch: int | None = None
+    batch: Whole | None = None
     "Sequences in the one batch of a seed: 4 unless given."
-    sequence: int | None = None
+    sequence: Whole | None = None
     "Tokens in a sequence: 128 unless given."
     tokenizer: str | None = None
     "As for training: bytes unless given."
@@ -55,14 +56,14 @@ def check(
     vary: str = "n_kv_heads=12,6,4,3,2,1",
     choices: Choices = Choices(),  # noqa: B008
     depth: str | None = None,
-    seeds: int = 5,
-    steps: int = 4,
+    seeds: Whole = 5,
+    steps: Whole = 4,
     data: str = "python-stdlib",
     with_steps: Steps = Steps(),  # noqa: B008
-    base: int | None = None,
+    base: Whole | None = None,
     tolerance: float = 0.1,
     confidence: float = 0.95,
-    workers: int | None = None,
+    workers: Whole | None = None,
     output: Path | None = None,
     everything: Annotated[bool, Parameter(name="--all", negative=())] = False,
     as_json: Json = False,

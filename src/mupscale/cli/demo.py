@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mupscale.cli.numbers import Whole
 from mupscale.cli.progress import bar
 from mupscale.cli.study_progress import live
 from mupscale.cli.theory import Json
@@ -20,7 +21,7 @@ FAMILY, KV_HEADS, SEEDS, STEPS = "gpt:check", (12, 6, 4, 3, 2, 1), 5, 4
 """Of the coordinate check."""
 
 
-def demo(*, output: Path = Path("runs/demo"), workers: int | None = None, as_json: Json = False) -> None:
+def demo(*, output: Path = Path("runs/demo"), workers: Whole | None = None, as_json: Json = False) -> None:
     """Go the whole way: derive, check, sweep, report, and a recipe for Llama-3 8B. Some minutes on two cores.
 
     Everything is really computed, and kept: run it again, and what is there is not run again.

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import cyclopts
 from cyclopts import Parameter
 
+from mupscale.cli.numbers import Whole, whole_numbers
 from mupscale.cli.progress import bar
 from mupscale.cli.theory import Json
-from mupscale.errors import OptionError, UnknownNameError
+from mupscale.errors import UnknownNameError
 from mupscale.paper import EXPERIMENTS, experiment_named
 
 if TYPE_CHECKING:
@@ -68,10 +69,10 @@ def claims(*, results: Path = Path("results"), as_json: Json = False) -> None:
 def expected_norms(
     *,
     scale: Scale = "cpu",
-    width: int | None = None,
+    width: Whole | None = None,
     repetitions: str = "1,2,3,4,6,12",
-    draws: int = 1000,
-    seed: int = 0,
+    draws: Whole = 1000,
+    seed: Whole = 0,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     output: Path | None = None,
     as_json: Json = False,
@@ -103,7 +104,8 @@ def expected_norms(
     if dry_run:
         return _checked(EXPERIMENT, scale, as_json)
     chosen = SIZES[scale].width if width is None else width
-    config = Config(width=chosen, repetitions=_whole_numbers(repetitions), draws=draws, seed=seed)
+    given = tuple(whole_numbers("--repetitions", repetitions, "1,2,4"))
+    config = Config(width=chosen, repetitions=given, draws=draws, seed=seed)
     folder = output or EXPERIMENT.folder(scale)
     with bar("drawing", total=len(config.repetitions) * draws) as report:
         EXPERIMENT.run_with(config, folder, lambda done, _: report(done, ""))
@@ -117,7 +119,7 @@ def _command(name: str, shows: str) -> Callable[..., int]:
         *,
         scale: Scale = "cpu",
         dry_run: Annotated[bool, Parameter(negative=())] = False,
-        workers: int | None = None,
+        workers: Whole | None = None,
         output: Path | None = None,
         as_json: Json = False,
     ) -> int:
@@ -205,16 +207,3 @@ def _told(chosen: "Experiment", scale: Scale, folder: Path, found: "Findings", a
 def _sentence(claim: "Claim") -> str:
     head = claim.says if claim.verdict == "ours" else f"{claim.says}: {claim.verdict}"
     return f"- {head}\n  {claim.seen}" + (f" ({claim.runs} runs)" if claim.runs else "")
-
-
-def _whole_numbers(text: str) -> tuple[int, ...]:
-    """(1, 2, 4) from "1,2,4".
-
-    >>> _whole_numbers("1, 2,4")
-    (1, 2, 4)
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        message = f"--repetitions {text!r} is not a list of whole numbers. Write it like 1,2,4."
-        raise OptionError(message) from None

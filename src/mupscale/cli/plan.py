@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from mupscale.cli.dimensions import dimensions
+from mupscale.cli.numbers import Whole, dimensions
 from mupscale.cli.theory import Choices, Json
 from mupscale.errors import OptionError
 
@@ -45,7 +45,7 @@ def plan(
     decay: str | None = None,
     choices: Choices = Choices(),  # noqa: B008
     depth: str | None = None,
-    reference_r: int | None = None,
+    reference_r: Whole | None = None,
     multipliers: Literal["fold", "hook"] = "fold",
     reading: Reading = Reading(),  # noqa: B008
     explain: str | None = None,

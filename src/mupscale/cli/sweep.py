@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from mupscale.cli.check import folder_name, varied
+from mupscale.cli.numbers import Whole, whole_numbers
 from mupscale.cli.study_progress import live
 from mupscale.cli.theory import Json
 from mupscale.cli.training import overrides
@@ -39,7 +40,7 @@ class What:
     "Range of the base standard deviation, if it is searched too."
     method: Literal["adaptive", "grid", "random", "tpe"] | None = None
     "How points are chosen; adaptive unless given."
-    trials: int | None = None
+    trials: Whole | None = None
     "At most so many trials a cell."
     tolerance: float | None = None
     "The adaptive search ends when the optimum is known to +- this many powers of two; 0.25 unless given."
@@ -52,7 +53,7 @@ class Where:
 
     engine: Literal["local", "ray"] | None = None
     "local (processes of this machine) or ray."
-    workers: int | None = None
+    workers: Whole | None = None
     "Processes of the local engine; one a core unless given."
     address: str | None = None
     "Of the Ray cluster; RAY_ADDRESS unless given, and else a Ray of its own."
@@ -150,7 +151,7 @@ def study_settings(
     if what.vary:
         values["vary"] = dict(map(varied, what.vary))
     if what.seeds is not None:
-        values["seeds"] = _whole_numbers("--seeds", what.seeds)
+        values["seeds"] = whole_numbers("--seeds", what.seeds, "42,43,44")
     for name in ("lr", "weight_decay", "tau_epoch", "std"):
         ends = getattr(what, name)
         if ends is not None:
@@ -173,13 +174,6 @@ def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise OptionError(f"{name} = {table!r} is not a table of settings.")
     return table
-
-
-def _whole_numbers(flag: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise OptionError(f"{flag} {text!r} is not a list of whole numbers. Write it like 42,43,44.") from None
 
 
 def _shown(snapshot: "Snapshot", folder: Path, as_json: bool) -> int:

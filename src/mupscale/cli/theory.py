@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from mupscale.cli.dimensions import dimensions
+from mupscale.cli.numbers import Whole, dimensions
 from mupscale.errors import OptionError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Numbers:
     "Put numbers in: dimensions of the model to train, such as n=4096,r=4."
     base: str | None = None
     "Dimensions of the proxy that was tuned; those left out are the target's."
-    reference_r: int | None = None
+    reference_r: Whole | None = None
     "Read r against this many repetitions, whatever the base has."
 
     def evaluate(self, scaling: "Scaling") -> dict[str, float] | None:

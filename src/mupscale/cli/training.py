@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from mupscale.cli.numbers import Whole
 from mupscale.cli.progress import bar
 from mupscale.cli.theory import Json
 from mupscale.errors import OptionError
@@ -21,7 +22,7 @@ def train(
     *,
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
     rule: str | None = None,
-    seed: int | None = None,
+    seed: Whole | None = None,
     shard: str | None = None,
     output: Path = Path("runs/train"),
     show_config: Annotated[bool, Parameter(negative=())] = False,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from mupscale.cli.numbers import Whole
 from mupscale.cli.theory import Json
 from mupscale.errors import OptionError
 
@@ -23,7 +24,7 @@ class Run:
     "Of the whole run, 1.5e13."
     tokens_per_parameter: float | None = None
     "For each parameter without embeddings, in place of tokens; the study's own unless given."
-    sequence: int | None = None
+    sequence: Whole | None = None
     "Tokens of a sequence; 8192 unless given. The batch is the same in tokens."
 
 
