@@ -4,7 +4,7 @@ A run is the dictionary that `run_probe` returns. A statistic has a value for ea
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,10 +47,10 @@ class Statistic:
         """A thin readout's update is measured against its spectral target instead of its initial norm."""
         return self.label.replace("‖W0‖", "√(n_out/n_in)") if role in THIN and "/‖W0‖" in self.label else self.label
 
-    def takes(self, part: PartView) -> bool:
-        if part.kind not in self.kinds or (self.roles and part.role not in self.roles):
+    def takes(self, kind: str, role: str, layer: int | None) -> bool:
+        if kind not in self.kinds or (self.roles and role not in self.roles):
             return False
-        return not self.first_layer or part.layer == 0
+        return not self.first_layer or layer == 0
 
 
 def _over(name: str, scale: Callable[[PartView], float]) -> Callable[[PartView], list[float | None]]:
@@ -192,27 +192,31 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def parts(run: Run) -> Iterator[PartView]:
-    return (PartView(run, index) for index in range(len(run["parts"]["name"])))
+def parts(run: Run, statistic: Statistic, role: str | None = None) -> list[PartView]:
+    """Those that a statistic is about, in the order of the model."""
+    columns = zip(run["parts"]["kind"], run["parts"]["role"], run["parts"]["layer"], strict=True)
+    return [
+        PartView(run, index)
+        for index, (kind, its_role, layer) in enumerate(columns)
+        if role in (None, its_role) and statistic.takes(kind, its_role, layer)
+    ]
 
 
 def roles(run: Run, statistic: Statistic) -> list[str]:
     """The roles that a statistic has numbers for, in the order of the model."""
-    taken = [part for part in parts(run) if statistic.takes(part)]
-    return list(dict.fromkeys(p.role for p in taken if any(v for v in statistic.measured(p))))
+    return list(dict.fromkeys(p.role for p in parts(run, statistic) if any(v for v in statistic.measured(p))))
 
 
 def by_step(run: Run, statistic: Statistic, role: str) -> list[float]:
     """The geometric mean over layers at each step."""
-    taken = [p for p in parts(run) if statistic.takes(p) and p.role == role]
-    columns = [list(statistic.measured(part)) for part in taken]
+    columns = [list(statistic.measured(part)) for part in parts(run, statistic, role)]
     columns = [column for column in columns if all(column)]
     return np.exp(np.mean(np.log(np.array(columns, dtype=float)), axis=0)).tolist() if columns else []
 
 
 def predicted(run: Run, statistic: Statistic, role: str) -> float | None:
     """The geometric mean over layers; None where theory has none."""
-    found = [statistic.predicted(p) for p in parts(run) if statistic.takes(p) and p.role == role]
+    found = [statistic.predicted(p) for p in parts(run, statistic, role)]
     known = [value for value in found if value]
     return geometric_mean(known) if known and len(known) == len(found) else None
 
@@ -245,5 +249,5 @@ def random_coherence(n_out: int, n_in: int) -> float:
 
 def noise_coherence(run: Run, role: str) -> float:
     """What κ would be if the updates of a role were independent noise."""
-    found = [random_coherence(p.n_out, p.n_in) for p in parts(run) if p.role == role and p.kind == "matrix"]
+    found = [random_coherence(p.n_out, p.n_in) for p in parts(run, STATISTICS["coherence"], role)]
     return geometric_mean(found)
