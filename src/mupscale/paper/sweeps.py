@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
 from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, refuse_empty
 from mupscale.records import write_whole
+from mupscale.reports.maps import MapGrid, map_grids
 from mupscale.reports.page import study_page
 from mupscale.reports.page.of_study import page_data
 from mupscale.studies import Study, StudyConfig
@@ -35,6 +37,11 @@ class Seen:
     @property
     def rules(self) -> list[str]:
         return list(dict.fromkeys(cell.rule for cell in self.analysis.cells))
+
+    @cached_property
+    def grids(self) -> list[MapGrid]:
+        """The maps over two searched parameters: seconds of work, looked at by several claims."""
+        return map_grids(self.analysis, self.runs)
 
     def transfer(self, rule: str) -> RuleTransfer | None:
         return next((one for one in self.analysis.transfers if one.rule == rule), None)

@@ -13,7 +13,6 @@ from mupscale.analysis.slopes import t_quantile
 from mupscale.analysis.surfaces import Surface
 from mupscale.paper.experiment import Claim, Verdict
 from mupscale.paper.sweeps import Seen, Sweep, drift_words, with_ends
-from mupscale.reports import map_grids
 
 RULES = ("sp", "mup", "complete-p")
 
@@ -91,7 +90,7 @@ def drift_over_sizes(seen: Seen, rule: str, name: str) -> SizeDrift:
 def _fits(seen: Seen, rule: str, name: str) -> list[tuple[Member, Surface]]:
     """Surfaces over the rate and this parameter, by size. The rate is taken from where decay is the other one."""
     other = "weight_decay" if name == "lr" else name
-    grid = next((one for one in map_grids(seen.analysis, seen.runs) if one.names[1] == other), None)
+    grid = next((one for one in seen.grids if one.names[1] == other), None)
     found = {} if grid is None else grid.maps
     return [(member, one.fit) for (own, member), one in found.items() if own == rule and one.fit is not None]
 
