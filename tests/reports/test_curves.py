@@ -132,9 +132,15 @@ def test_where_two_parameters_were_searched_runs_are_points_and_not_joined():
 
 def test_every_panel_says_what_it_rests_on():
     runs = rate_runs()
-    texts = [text.get_text() for axes in axes_of(draw_curves(panels_of(runs)), 0) for text in axes.texts]
+    texts = [text.get_text() for axes in axes_of(draw_curves(panels_of(runs), axis="r"), 0) for text in axes.texts]
     assert all(f"{len(runs) // 2} runs" in text and "3 seeds" in text for text in texts)
-    assert all("sd 0.25 (log₂)" in text and "for each doubling" in text for text in texts)
+    assert all("sd 0.25 (log₂)" in text and "a doubling of r\n" in text for text in texts)
+
+
+def test_a_drift_over_sizes_says_so_within_the_figure():
+    figure = draw_curves(panels_of(rate_runs()), axis="parameters")
+    assert all("a doubling of size\n" in text.get_text() for axes in axes_of(figure, 0) for text in axes.texts)
+    assert texts_outside(figure) == []
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=["html", "dollars", "controls", "formula", "long", "glyphs"])

@@ -31,6 +31,9 @@ _MARKERS = ("o", "s", "^", "D", "v", "P")
 _LETTER_INCHES = 0.063
 """Width of a character of the legend, on average."""
 
+_SIZES = {"parameters": "size"}
+"""Axes by a shorter name, where the heading has no room for their own."""
+
 _BAND = "#DEDEDE"
 _DASHED = (0, (4, 2))
 
@@ -132,6 +135,7 @@ def draw_curves(panels: Sequence[CurvePanel], *, axis: str | None = None, confid
             row, column = divmod(index, columns)
             above, below = (figure.add_subplot(grid[2 * row + part, column]) for part in (0, 1))
             _draw_panel(above, below, panel, colours, (x_limits, y_limits))
+            _write_heading(above, panel, axis)
             above.tick_params(labelleft=column == 0)
             if column == 0:
                 above.set_ylabel("loss (nats)", fontsize=9)
@@ -191,7 +195,6 @@ def _draw_panel(
             _draw_diverged(above, curve.diverged, row * min(0.04, 0.25 / len(rows)), colours[curve.member])
         _draw_found(below, curve.found, row, look)
     below.spines["left"].set_visible(False)
-    _write_heading(above, panel)
     if not any(curve.runs for curve in panel.curves):
         above.set_yticks([])
         above.annotate("all runs diverged", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=8, color=QUIET)
@@ -250,7 +253,7 @@ def _draw_found(axes: "Axes", found: Found | None, row: int, look: Look) -> None
         axes.plot([found.rate.value], [row], zorder=5, **_mark(found.sure, look))
 
 
-def _write_heading(axes: "Axes", panel: CurvePanel) -> None:
+def _write_heading(axes: "Axes", panel: CurvePanel, axis: str | None) -> None:
     """The rule, the numbers that the strip shows, and what they rest on."""
     diverged = sum(len(curve.diverged) for curve in panel.curves)
     notes = [
@@ -261,7 +264,8 @@ def _write_heading(axes: "Axes", panel: CurvePanel) -> None:
         sd = "" if transfer.sd is None else f", sd {transfer.sd.value:.2f}"
         notes.insert(0, f"mean {_interval(transfer.mean)}{sd} (log₂)")
     if transfer is not None and transfer.drift is not None:
-        notes.insert(1, f"drift {_interval(transfer.drift)} for each doubling")
+        of = "" if axis is None else f" of {_SIZES.get(axis, short_name(axis, 12))}"
+        notes.insert(1, f"drift {_interval(transfer.drift)} a doubling{of}")
     axes.set_title(short_name(panel.rule, 20), loc="left", fontsize=10, fontweight="bold", pad=6 + 9.5 * len(notes))
     note = axes.annotate("\n".join(notes), (0, 1), (0, 5), "axes fraction", "offset points")
     note.set(fontsize=7.2, color=QUIET, linespacing=1.15)
