@@ -21,7 +21,6 @@ from tests.simulated_ray import NODE, two_nodes
 
 ray = pytest.importorskip("ray")
 pytestmark = [
-    pytest.mark.xdist_group("ray"),  # one cluster for all of these tests, if xdist is told to keep groups together
     # Ray leaves a few files and processes for the collector when it shuts down.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -60,8 +60,10 @@ def test_the_command_reads_what_is_there(made, tiny, monkeypatch, capsys):
     folder, results = made
     monkeypatch.setattr(experiment, "SIZES", {"cpu": tiny})
     monkeypatch.setattr("mupscale.checks.check.run_probe", None)
+    monkeypatch.setattr(experiment, "save", lambda results, folder: [folder / "table.csv"])  # figures take their time
     assert main(["paper", "coordinate-check", "--output", str(folder), "--workers", "0", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
+    assert data["files"] == [str(folder / "table.csv")]
     assert {name: check["verdict"] for name, check in data["checks"].items()} == {
         name: result.verdict for name, result in results.items()
     }

@@ -13,7 +13,6 @@ from tests.simulated_ray import NODE, two_nodes
 
 ray = pytest.importorskip("ray")
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
     # Ray leaves a few files and processes for the collector when it shuts down.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

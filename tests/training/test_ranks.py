@@ -1,8 +1,11 @@
 """Two ranks give the losses of one process, also when a run goes on with another number of them."""
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,31 +35,35 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> list[float]:
-    folder = tmp_path_factory.mktemp("alone")
-    result = train(folder, 1)
-    assert result.returncode == 0, result.stderr
-    return losses(folder)
+def whole(tmp_path_factory) -> Callable[[str], Path]:
+    """The folder of a whole run, by how its ranks share the model: one process, or two."""
+
+    @cache
+    def made(shard: str) -> Path:
+        folder = tmp_path_factory.mktemp(shard)
+        result = train(folder, 1 if shard == "none" else 2, shard)
+        assert result.returncode == 0, result.stderr
+        return folder
+
+    return made
 
 
 @pytest.mark.parametrize("shard", ["ddp", "fsdp"])
-def test_two_ranks_follow_one(alone, tmp_path, shard):
-    result = train(tmp_path, 2, shard)
-    assert result.returncode == 0, result.stderr
-    assert losses(tmp_path) == pytest.approx(alone, abs=1e-5)
+def test_two_ranks_follow_one(whole, shard):
+    assert losses(whole(shard)) == pytest.approx(losses(whole("none")), abs=1e-5)
 
 
 @pytest.mark.parametrize(("before", "after"), [("fsdp", "none"), ("none", "fsdp"), ("fsdp", "ddp")])
-def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, before, after):
+def test_a_run_goes_on_with_another_number_of_ranks(whole, tmp_path, before, after):
     """Cut back to its checkpoint at step 6, as a kill would leave it."""
-    assert train(tmp_path, 1 if before == "none" else 2, before).returncode == 0
-    (tmp_path / "record.json").unlink()
-    for path in (tmp_path / "checkpoint").glob("step-000000012.*"):
+    cut = shutil.copytree(whole(before), tmp_path / "cut")
+    (cut / "record.json").unlink()
+    for path in (cut / "checkpoint").glob("step-000000012.*"):
         path.unlink()
-    result = train(tmp_path, 1 if after == "none" else 2, after)
+    result = train(cut, 1 if after == "none" else 2, after)
     assert result.returncode == 0, result.stderr
     assert "going on after step 6" in result.stderr
-    assert losses(tmp_path) == pytest.approx(alone, abs=1e-5)
+    assert losses(cut) == pytest.approx(losses(whole("none")), abs=1e-5)
 
 
 def test_ranks_without_a_way_to_share_are_refused(tmp_path):

@@ -19,8 +19,6 @@ from mupscale.theory import DECAYS, OPTIMIZERS, RULES, Factors, derive
 from website import formulas
 
 # One worker, one browser: it costs more to start than a test takes.
-pytestmark = pytest.mark.xdist_group("browser")
-
 ROOT = Path(__file__).parent.parent.parent
 CONFIGURATION = """\
 site_name: mupscale

@@ -161,13 +161,12 @@ def movement(drift: Estimate | None, doublings: float) -> Movement:
 
 
 def moved(seen: Seen, rule: str) -> Movement:
-    """Over all that was run: an optimum is not called still where some of the family have none."""
+    """Over all that was run; unknown where some of the family have no optimum: those left are no fair choice."""
     transfer, cells = seen.transfer(rule), seen.cells(rule)
     positions = [cell.member.position for cell in cells if cell.member.position]
-    if transfer is None or len(positions) < 2:
+    if transfer is None or len(positions) < 2 or len(transfer.members) < len(cells):
         return "unknown"
-    found = movement(transfer.drift, math.log2(max(positions) / min(positions)))
-    return "unknown" if found == "still" and len(transfer.members) < len(cells) else found
+    return movement(transfer.drift, math.log2(max(positions) / min(positions)))
 
 
 def drift_words(seen: Seen, rule: str) -> str:

@@ -12,8 +12,6 @@ from mupscale.reports.page import PageData, Progress, study_page
 from tests.reports.page import studies
 
 # One worker, one browser: it costs more to start than a test takes.
-pytestmark = pytest.mark.xdist_group("browser")
-
 PAGES = {
     "recorded": studies.recorded,
     "surfaces": lambda: studies.page_of(studies.surfaces(), name="surfaces"),
