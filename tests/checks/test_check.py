@@ -216,7 +216,7 @@ class TestDepth:
 class TestFolder:
     def test_runs_are_kept_and_not_repeated(self, tmp_path):
         options = {"vary": {"depth": [1, 2]}, "seeds": 2, "steps": 1, "setup": TINY, "engine": HERE}
-        first = coordinate_check(deep, folder=tmp_path, **options)
+        first = coordinate_check(deep, folder=str(tmp_path), **options)
         lines = (tmp_path / "runs.jsonl").read_text().splitlines()
         assert len(lines) == 1 + 4
         counted: list[tuple[int, int]] = []

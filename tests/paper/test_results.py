@@ -63,7 +63,7 @@ LONG = 250_000
 
 @pytest.mark.parametrize("name", committed())
 def test_a_recorded_run_comes_out_again(name: str, tmp_path: Path) -> None:
-    """The one that took least, with the least rate: to the last digit where it was made, and elsewhere as far as rounding lets it."""
+    """The shortest, at the least rate: to the last digit where it was made, elsewhere as far as rounding lets it."""
     study = Study.open(RESULTS / name)
     trial = min((t for t in study.trials if t.loss is not None), key=lambda t: (t.tokens, t.log2_lr, t.seconds))
     cell = next(one for one in study.config.cells() if one.name == trial.cell)

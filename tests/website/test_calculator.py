@@ -18,7 +18,6 @@ import mupscale as mu
 from mupscale.theory import DECAYS, OPTIMIZERS, RULES, Factors, derive
 from website import formulas
 
-# One worker, one browser: it costs more to start than a test takes.
 ROOT = Path(__file__).parent.parent.parent
 CONFIGURATION = """\
 site_name: mupscale

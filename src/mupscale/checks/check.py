@@ -40,7 +40,7 @@ def coordinate_check(
     loss: Loss | None = None,
     criteria: Criteria = Criteria(),  # noqa: B008
     engine: Engine | None = None,
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
     remark: Callable[[str], None] = lambda text: None,
 ) -> CheckResult:
@@ -85,7 +85,7 @@ def coordinate_check(
         "data": _described(data), "setup": dataclasses.asdict(setup), "build": _identity(build),
         "planner": None if planner is None else _identity(planner), "loss": None if loss is None else _identity(loss),
     }  # fmt: skip
-    ledger = None if folder is None else folder / "runs.jsonl"
+    ledger = None if folder is None else Path(folder) / "runs.jsonl"
     same = about | {"vary": name, "seeds": None}  # with other values and seeds it is the same check, extended
     runs = carry_out(run_probe, jobs, ledger=ledger, about=same, engine=engine, report=report, remark=remark)
     return judge(list(runs.values()), quantity, about, criteria)

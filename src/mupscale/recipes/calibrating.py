@@ -52,9 +52,9 @@ class Calibration:
     def parts(self) -> dict[str, StudyConfig]:
         return {BASE: self.base, FACTORS: self.factors}
 
-    def studies(self, folder: Path) -> list[Study]:
+    def studies(self, folder: Path | str) -> list[Study]:
         """In their folders, made where they are not there yet."""
-        return [Study.create(config, folder / name) for name, config in self.parts.items()]
+        return [Study.create(config, Path(folder) / name) for name, config in self.parts.items()]
 
     def runs(self) -> int | None:
         """How many; None for a search that ends by itself."""
@@ -270,9 +270,9 @@ def log2_factor(rule: Rule, r: int, base_r: int = 1) -> float:
     return math.log2(here / there)
 
 
-def answers(folder: Path) -> Exponents:
+def answers(folder: Path | str) -> Exponents:
     """Of a calibration's records."""
-    return fit_exponents(factored([Study.open(folder / name) for name in (BASE, FACTORS)]))
+    return fit_exponents(factored([Study.open(Path(folder) / name) for name in (BASE, FACTORS)]))
 
 
 def calibrated_rule(

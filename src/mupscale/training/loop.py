@@ -69,7 +69,7 @@ class RunRecord:
 
 def run(
     config: RunConfig,
-    folder: Path,
+    folder: Path | str,
     *,
     report: Report | None = None,
     remark: Callable[[str], None] | None = None,
@@ -80,6 +80,7 @@ def run(
     `report` hears of progress, `remark` of what a reader should know (a resume, a checkpoint that was set aside), and
     `preparing` of documents as they are made into tokens, where a corpus has to be prepared.
     """
+    folder = Path(folder)
     finished = _finished(folder, config)
     if finished is not None:
         return finished

@@ -11,7 +11,6 @@ import pytest
 from mupscale.reports.page import PageData, Progress, study_page
 from tests.reports.page import studies
 
-# One worker, one browser: it costs more to start than a test takes.
 PAGES = {
     "recorded": studies.recorded,
     "surfaces": lambda: studies.page_of(studies.surfaces(), name="surfaces"),
