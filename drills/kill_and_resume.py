@@ -1,6 +1,6 @@
 """Kill −9 at random moments, run again: the same metrics and weights, to the bit, as a run that nobody disturbed.
 
-    python drills/kill_and_resume.py [KILLS]
+    python drills/kill_and_resume.py [KILLS [STEPS]]
 
 Each attempt is a process of its own, killed a random time after a random number of steps; then the same config is run
 again in the same folder.
@@ -20,11 +20,12 @@ import torch
 
 from mupscale.training import RunConfig, run
 
+STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 600
 CONFIG = RunConfig.from_dict(
     {
         "model": {"name": "cpu_32_r2"},
         "base": {"width": 16, "depth": 2},
-        "length": {"steps": 600, "batch": 4, "accumulate": 2},
+        "length": {"steps": STEPS, "batch": 4, "accumulate": 2},
         "data": {"sequence": 32},
         "optimizer": {"lr": 0.01, "std": 0.1, "clip": 1.0},
         "record": {"checkpoint_every": 17, "eval_every": 200, "eval_batches": 2},
@@ -87,7 +88,7 @@ def main() -> int:
             pass
         expected, found = digest(undisturbed), digest(disturbed)
         lines = (disturbed / "metrics.jsonl").read_text().count("\n")
-    print(f"{kills} kills −9 over a run of {CONFIG.length.steps} steps; {lines} lines of metrics")
+    print(f"{kills} kills −9 over a run of {STEPS} steps; {lines} lines of metrics")
     print(f"lines at each kill: {', '.join(str(count) for count in reached[1:])}\n")
     for name in expected | found:
         same = expected.get(name) == found.get(name)

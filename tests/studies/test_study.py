@@ -335,7 +335,7 @@ class TestFaults:
             ("some_fail", Local(workers=1), "failed"),
             ("hungry", Local(workers=1), "oom"),
             ("dying", Local(workers=1, retries=1), "oom"),
-            ("hanging", Local(workers=1, time_limit=12), "timeout"),
+            ("hanging", Local(workers=1, time_limit=10), "timeout"),
         ],
     )
     def test_a_trial_that_fails_costs_no_other(
@@ -361,7 +361,7 @@ class TestFaults:
             "search": {"method": "grid", "step": 8.0},
             "model": {"width": 16, "depth": 1, "n_heads": 2, "vocabulary": 256, "context": 16},
             "data": {"sequence": 16},
-            "length": {"steps": 3000, "batch": 2},
+            "length": {"steps": 1200, "batch": 2},
             "record": {"eval_batches": 1},
         }
         values.pop("trainer")
