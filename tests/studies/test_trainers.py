@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -88,12 +87,11 @@ class TestTheReferenceModel:
         assert without_time(again) == without_time(whole)
         assert (whole["attempts"], again["attempts"]) == (1, 2)
 
-    def test_a_finished_run_is_read_back(self, tmp_path):
+    def test_a_finished_run_is_read_back(self, tmp_path, monkeypatch):
         given = reference(tmp_path)
         first = train(given)
-        began = time.perf_counter()
+        monkeypatch.setattr("mupscale.training.loop._Training", None)  # nothing is trained again
         assert without_time(train(given)) == without_time(first)
-        assert time.perf_counter() - began < 1
 
     @pytest.mark.parametrize("stop", [None, HALFWAY])
     def test_ranks_of_one_trial_give_what_one_process_gives(self, tmp_path, stop):
