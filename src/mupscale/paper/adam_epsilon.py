@@ -28,17 +28,29 @@ from mupscale.checks.statistics import STATISTICS, by_step, geometric_mean
 from mupscale.data import Batch
 from mupscale.engines import carry_out
 from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict
-from mupscale.paper.few_steps import HIDDEN, Start, estimated, geometric, recorded, recorded_check, shape_of, shapes
+from mupscale.paper.few_steps import (
+    HIDDEN,
+    RULE,
+    STD,
+    OverWidth,
+    Start,
+    estimated,
+    geometric,
+    recorded,
+    recorded_check,
+    shape_of,
+    shapes,
+)
 from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
 from mupscale.targets import Family
-from mupscale.theory import Rule, rule_named
+from mupscale.theory import Rule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RULES: Mapping[str, Rule] = {
-    "scaled": rule_named("complete-p"),
-    "fixed": rule_named("complete-p").but(eps="none"),
+    "scaled": RULE,
+    "fixed": RULE.but(eps="none"),
 }
 EPSILONS: Mapping[str, float] = {"large": 1e-3, "tiny": 1e-12}
 TOLERANCE, CONFIDENCE = 0.1, 0.95
@@ -48,23 +60,11 @@ WITHOUT: Key = ("tiny", "scaled")
 """As good as no ε at all: what the others are measured against."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """A family over width, and how its members are trained for a few steps."""
-
-    family: Family
-    widths: tuple[int, ...]
-    seeds: tuple[int, ...]
-    steps: int
-    batch: int
-    sequence: int
+class Size(OverWidth):
+    """With an ε that matters, or one that does not."""
 
     def setup(self, eps: str) -> Setup:
-        return Setup(lr=2**-13, eps=EPSILONS[eps], std=0.1, batch=self.batch, sequence=self.sequence)
-
-    def start(self, width: int, seed: int) -> Start:
-        rule = RULES["scaled"]
-        return Start(self.family, width, min(self.widths), seed, rule, 0.1, self.batch, self.sequence)
+        return Setup(lr=2**-13, eps=EPSILONS[eps], std=STD, batch=self.batch, sequence=self.sequence)
 
     @property
     def starts(self) -> int:

@@ -27,19 +27,28 @@ from mupscale.data import Batch
 from mupscale.engines import carry_out
 from mupscale.errors import NonFiniteError
 from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict
-from mupscale.paper.few_steps import HIDDEN, Start, estimated, geometric, recorded, shape_of, shapes
+from mupscale.paper.few_steps import (
+    HIDDEN,
+    RULE,
+    STD,
+    OverWidth,
+    Start,
+    estimated,
+    geometric,
+    recorded,
+    shape_of,
+    shapes,
+)
 from mupscale.planning import Plan
 from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
 from mupscale.targets import Family
-from mupscale.theory import rule_named
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DELTAS = (-1.0, -0.5, 0.0, 0.5, 1.0)
-RULE = rule_named("complete-p")
 TOLERANCE = 0.1
-RATE, DECAY, STD = 2**-8, 1.0, 0.1
+RATE, DECAY = 2**-8, 1.0
 
 
 @dataclass(frozen=True)
@@ -66,19 +75,8 @@ NONE = Error(0.0)
 ERRORS = (*(Error(delta) for delta in DELTAS), *(Error(delta, matched=True) for delta in DELTAS if delta > 0))
 
 
-@dataclass(frozen=True)
-class Size:
-    """A family over width, and how its members are trained for a few steps."""
-
-    family: Family
-    widths: tuple[int, ...]
-    seeds: tuple[int, ...]
-    steps: int
-    batch: int
-    sequence: int
-
-    def start(self, width: int, seed: int) -> Start:
-        return Start(self.family, width, min(self.widths), seed, RULE, STD, self.batch, self.sequence)
+class Size(OverWidth):
+    """With every way to mis-scale decay."""
 
     @property
     def runs(self) -> int:

@@ -21,10 +21,13 @@ from mupscale.paper.costs import training_operations
 from mupscale.paper.experiment import Cost, refuse_empty
 from mupscale.planning import Plan, plan
 from mupscale.targets import Family
-from mupscale.theory import Rule
+from mupscale.theory import Rule, rule_named
 
 HIDDEN = ("query", "key", "value", "attention_output", "mlp_in", "mlp_out")
 """The matrices whose both sides grow with the width, which the paper's claims are about."""
+
+RULE, STD = rule_named("complete-p"), 0.1
+"""Of models over width, unless an experiment changes just that."""
 
 _NORMS, _SECONDS = 1.5, 1.0
 """Norms take about half as long again as the training of a few steps; a model and its plan take a second a run."""
@@ -52,6 +55,21 @@ class Start:
     def batches(self) -> Batches:
         corpus = open_corpus("python-stdlib")
         return Batches(corpus, batch=self.batch, sequence=self.sequence, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class OverWidth:
+    """A family over width, and how its members are trained for a few steps."""
+
+    family: Family
+    widths: tuple[int, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    batch: int
+    sequence: int
+
+    def start(self, width: int, seed: int) -> Start:
+        return Start(self.family, width, min(self.widths), seed, RULE, STD, self.batch, self.sequence)
 
 
 def planned(family: Family, width: int, base: int, rule: Rule) -> tuple[nn.Module, Plan]:
