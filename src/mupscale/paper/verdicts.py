@@ -1,5 +1,6 @@
 """All claims at once, from the recorded results of every experiment: the table of results/README.md."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,8 +30,28 @@ def claims_in(results: Path) -> list[Claim]:
     return found
 
 
+def summary(claims: Sequence[Claim]) -> str:
+    """How many came out how.
+
+    >>> made = [Claim("depth", "it holds", "it does", 9, verdict) for verdict in ("agrees", "disagrees", "ours")]
+    >>> summary(made)
+    'Of 2 claims of the paper 1 agrees, 1 disagrees and 0 cannot be decided at this scale. 1 question is ours.'
+    """
+    count = Counter(one.verdict for one in claims)
+    agree, disagree, open_, ours = (
+        count[one] for one in ("agrees", "disagrees", "cannot be decided at this scale", "ours")
+    )
+    return (
+        f"Of {agree + disagree + open_} claims of the paper {agree} agree{'s' if agree == 1 else ''}, {disagree} "
+        f"disagree{'s' if disagree == 1 else ''} and {open_} cannot be decided at this scale. "
+        f"{ours} question{' is' if ours == 1 else 's are'} ours."
+    )
+
+
 def table_lines(claims: Sequence[Claim]) -> Iterator[str]:
     """As Markdown."""
+    yield summary(claims)
+    yield ""
     yield "| experiment | claim or question | seen | runs | verdict |"
     yield "|---|---|---|---|---|"
     for one in claims:
