@@ -48,8 +48,9 @@ def test_the_base_is_the_cell_of_the_ablation():
 def folder(tmp_path_factory) -> Path:
     """Real runs at r = 1, and made ones beside: losses of recorded cells, with bowls in the factor put over them."""
     place = tmp_path_factory.mktemp("kv") / "kv-factor"
-    study = Study.create(EXPERIMENT.config("cpu"), place)
-    Study.create(EXPERIMENT.base_config("cpu"), place / BASE)
+    seeds = (42, 43, 44)  # of the recorded cells
+    study = Study.create(replace(EXPERIMENT.config("cpu"), seeds=seeds), place)
+    Study.create(replace(EXPERIMENT.base_config("cpu"), seeds=seeds), place / BASE)
     dense = [json.loads(line) for line in (ROOT / "results/gqa-dense/records.jsonl").read_text().splitlines()[1:]]
     results = [row["result"] for row in dense if row["result"]["rule"] == "complete-p"]
     plain = {(one["variant"]["n_kv_heads"], one["seed"], one["params"]["lr"]): one for one in results}
