@@ -56,6 +56,15 @@ def test_it_prints_the_optimum_with_its_interval_and_where_the_records_are(study
     assert "1 of 1 cells done" in err
 
 
+@pytest.mark.parametrize(("method", "least"), [("adaptive", True), ("grid", False)])
+def test_the_time_left_of_a_search_that_ends_by_itself_is_a_least(study, capsys, monkeypatch, method, least):
+    monkeypatch.setattr("mupscale.cli.study_progress._LINE_SECONDS", 0.0)
+    _, _, err = run(capsys, study(), "--output", "runs/a", "--method", method)
+    lines = [line for line in err.splitlines() if line.endswith(" left")]
+    assert lines
+    assert all(("trials or more," in line) == ("at least" in line) == least for line in lines)
+
+
 def test_json_and_status_say_the_same(study, capsys):
     _, out, _ = run(capsys, study(), "--output", "runs/a", "--json")
     cells = json.loads(out)["cells"]

@@ -46,10 +46,11 @@ class Show:
 
     def _words(self, snapshot: "Snapshot", ended: int) -> str:
         expected = sum(snapshot.expected.values())
-        words = f"{ended} of {expected} trials{'' if self._all_known(snapshot) else ' or more'}"
+        known = self._all_known(snapshot)
+        words = f"{ended} of {expected} trials{'' if known else ' or more'}"
         done = f"{len(snapshot.done)} of {len(snapshot.cells)} cells done"
-        left = self._seconds_left(ended, expected)
-        return f"{words}, {done}{'' if left is None else f', {_duration(left)} left'}"
+        left, least = self._seconds_left(ended, expected), "" if known else "at least "
+        return f"{words}, {done}" + ("" if left is None else f", {least}{_duration(left)} left")
 
     @staticmethod
     def _all_known(snapshot: "Snapshot") -> bool:
