@@ -121,8 +121,7 @@ def test_verdicts_are_those_of_the_intervals():
 
     assert experiment._grows([spread(1.0)]) == "agrees"
     assert experiment._grows([spread(-1.0)]) == "disagrees"
-    assert experiment._grows([spread(0.0)]) == "disagrees"  # it is held
-    assert experiment._grows([spread(0.15)]) == "cannot be decided at this scale"
+    assert experiment._grows([spread(0.0)]) == "cannot be decided at this scale"
     assert experiment._held([spread(-0.5)]) == "agrees"
     assert experiment._held([spread(1.0)]) == "disagrees"
     assert experiment._like_root([spread(0.5)]).startswith("Yes")
@@ -140,9 +139,12 @@ def test_the_committed_numbers_come_out_again():
     )
     known = {(run["r"], run["seed"]): run for run in experiment.recorded_check(COMMITTED / "gqa-mup", CPU.starts).runs}
     for run in again.runs:
-        for new, old in zip(run["series"]["step"], known[run["r"], run["seed"]]["series"]["step"], strict=True):
-            # Another processor rounds otherwise, and what Adam divides by small numbers carries that on.
-            assert new == pytest.approx(old, rel=1e-2)
+        # Another processor rounds otherwise, and what Adam divides by small numbers carries that on from step to step.
+        steps = zip(
+            run["series"]["step"], known[run["r"], run["seed"]]["series"]["step"], (1e-4, 1e-3, 1e-2), strict=True
+        )
+        for new, old, rounding in steps:
+            assert new == pytest.approx(old, rel=rounding)
 
 
 def test_the_study_is_ten_seeds_of_both_rules_at_either_scale():

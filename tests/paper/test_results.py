@@ -57,7 +57,7 @@ def test_todays_experiment_goes_on_from_what_was_recorded(name: str, scale: Scal
     experiment_named(name).run(scale, tmp_path / name, Running(Refusing()))
 
 
-LONG = 250_000
+LONG = 500_000
 """Tokens of a run from which on only the first part of it is run again."""
 
 

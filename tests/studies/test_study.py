@@ -335,7 +335,7 @@ class TestFaults:
             ("some_fail", Local(workers=1), "failed"),
             ("hungry", Local(workers=1), "oom"),
             ("dying", Local(workers=1, retries=1), "oom"),
-            ("hanging", Local(workers=1, time_limit=10), "timeout"),
+            ("hanging", Local(workers=1, time_limit=20), "timeout"),
         ],
     )
     def test_a_trial_that_fails_costs_no_other(

@@ -304,11 +304,10 @@ _OPEN: Verdict = "cannot be decided at this scale"
 
 
 def _grows(noises: Sequence[Noise]) -> Verdict:
-    """What is held does not grow."""
     growths = [one.growth(len(noises)) for one in noises]
     if all(one.low > 0 for one in growths):
         return "agrees"
-    return "disagrees" if _held(noises) == "agrees" or any(one.high < 0 for one in growths) else _OPEN
+    return "disagrees" if any(one.high < 0 for one in growths) else _OPEN
 
 
 def _held(noises: Sequence[Noise]) -> Verdict:
