@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mupscale.errors import MupscaleError
     from mupscale.norms import expected_operator_norm, repeat, rms_operator_norm, spectral_norm
     from mupscale.planning import Plan, plan
-    from mupscale.reading import read
+    from mupscale.reading import Reading, read
     from mupscale.recipes import Recipe, transfer
     from mupscale.studies import Study
     from mupscale.targets import proxy
@@ -26,6 +26,7 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "MupscaleError": "errors",
     "Plan": "planning",
+    "Reading": "reading",
     "Recipe": "recipes",
     "Rule": "theory",
     "Scaling": "theory",
@@ -58,6 +59,7 @@ _ROOMS = (
 __all__ = [
     "MupscaleError",
     "Plan",
+    "Reading",
     "Recipe",
     "Rule",
     "Scaling",

@@ -15,6 +15,7 @@ from mupscale.errors import MupscaleError, OptionError, PlanMismatchError, Unkno
 from mupscale.planning import clipping, groups, hooks, initialization, showing, storing, verification
 from mupscale.planning.groups import PerRole
 from mupscale.planning.values import Hook, Multipliers, PlannedParameter
+from mupscale.reading import Reading
 from mupscale.reading.structure import bare, bare_name
 from mupscale.records import write_whole
 from mupscale.theory import Decay, Rule
@@ -41,6 +42,8 @@ class Plan:
     final_norm: str | None = None
     reference_r: int | None = None
     warnings: tuple[str, ...] = ()
+    reading: Reading = field(default_factory=Reading)
+    """What the caller said about the model: roles, ignored keys, inputs."""
 
     # What to do with it
 
@@ -226,6 +229,7 @@ class Plan:
             **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _STRUCTURED},
             "rule": {key: value for key, value in dataclasses.asdict(self.rule).items() if value is not None},
             "warnings": list(self.warnings),
+            "reading": self.reading.to_dict(),
             "hooks": [dataclasses.asdict(hook) for hook in self.hooks],
             "parameters": {name: storing.parameter_to_dict(p) for name, p in self.parameters.items()},
         }
@@ -242,6 +246,7 @@ class Plan:
             **{key: value for key, value in data.items() if key not in _STRUCTURED},
             rule=Rule(**data["rule"]),
             warnings=tuple(data["warnings"]),
+            reading=Reading.from_dict(data.get("reading", {})),
             hooks=tuple(storing.hook_from_dict(hook) for hook in data["hooks"]),
             parameters=parameters,
         )
@@ -264,7 +269,7 @@ class Plan:
             raise type(error)(f"{path}: {error}") from error
 
 
-_STRUCTURED = ("rule", "warnings", "hooks", "parameters")
+_STRUCTURED = ("rule", "warnings", "reading", "hooks", "parameters")
 
 
 def _padding(model: nn.Module) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import fnmatch
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import get_args
 
 from torch import nn
@@ -11,8 +12,7 @@ from mupscale.planning.assignment import Assignment, Choices
 from mupscale.planning.base import Base, base_facts
 from mupscale.planning.plan import Plan
 from mupscale.planning.values import Multipliers, PlannedParameter
-from mupscale.reading import ModelFacts, read
-from mupscale.reading.dataflow import Inputs
+from mupscale.reading import Inputs, ModelFacts, Reading, read
 from mupscale.reading.structure import bare, bare_name, class_of
 from mupscale.theory import DECAYS, Decay, Optimizer, Rule, optimizer_named, rule_named
 
@@ -26,6 +26,7 @@ def plan(
     decay: Decay | None = None,
     reference_r: int | None = None,
     multipliers: Multipliers = "fold",
+    reading: Reading | None = None,
     roles: Mapping[str, str] | None = None,
     ignore: Collection[str] = (),
     inputs: Inputs | None = None,
@@ -42,7 +43,9 @@ def plan(
     roles        what a parameter is, by pattern, where it is not understood: {"*.mixer.in_proj.weight": "hidden"}
     ignore       keys of the config that look like multipliers and do not change with width or depth
     inputs       arguments of the forward pass, for a model that does not take tokens alone
+    reading      roles, ignore and inputs as one value, which a plan keeps
     """
+    reading = (reading or Reading()) | Reading(roles or {}, tuple(ignore), inputs)
     optimizer = _known(optimizer)
     rule = rule_named(rule) if isinstance(rule, str) else rule
     if decay is not None and decay not in DECAYS:
@@ -51,9 +54,9 @@ def plan(
         raise UnknownNameError("choice for multipliers", multipliers, get_args(Multipliers))
 
     def facts_of_base(other: nn.Module) -> ModelFacts:
-        return read(other, roles=_for(other, roles or {}), ignore=ignore, inputs=inputs)
+        return read(other, reading=replace(reading, roles=_for(other, reading.roles)))
 
-    facts = read(model, roles=roles, ignore=ignore, inputs=inputs)
+    facts = read(model, reading=reading)
     low = base_facts(model, facts, base, facts_of_base)
     choices = Choices(optimizer, rule, decay or optimizer.decay, reference_r, multipliers)
     assignment = Assignment(facts, low, choices)
@@ -71,6 +74,7 @@ def plan(
         final_norm=facts.final_gain.rpartition(".")[0] if facts.final_gain else None,
         reference_r=reference_r,
         warnings=tuple(_warnings(facts, low, choices, parameters)),
+        reading=reading,
     )
 
 

@@ -2,5 +2,17 @@
 
 from mupscale.reading.facts import BRANCH_OUTPUTS, ROLES, Block, ModelFacts, ParameterFact, Role
 from mupscale.reading.reader import read
+from mupscale.reading.saying import Inputs, Reading, TensorSpec
 
-__all__ = ["BRANCH_OUTPUTS", "ROLES", "Block", "ModelFacts", "ParameterFact", "Role", "read"]
+__all__ = [
+    "BRANCH_OUTPUTS",
+    "ROLES",
+    "Block",
+    "Inputs",
+    "ModelFacts",
+    "ParameterFact",
+    "Reading",
+    "Role",
+    "TensorSpec",
+    "read",
+]

@@ -14,13 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from mupscale.reading.saying import Reading
 from mupscale.reading.structure import kind_of
 
 _TOKENS = 4
-
-
-Inputs = tuple[Any, ...] | Mapping[str, Any]
-"""Positional or named arguments of a model's forward pass."""
 
 
 @dataclass
@@ -33,13 +30,13 @@ class Watched:
     """The norm that was called last."""
 
 
-def watch(model: nn.Module, branches: Mapping[str, Sequence[str]], inputs: Inputs | None = None) -> Watched | None:
+def watch(model: nn.Module, branches: Mapping[str, Sequence[str]], reading: Reading) -> Watched | None:
     """Run the model once on the meta device and see what follows what; None where it cannot be run like this.
 
     `branches` says for each which modules it may come out of.
     """
     with _plain(model):
-        for arguments, keywords in _calls(model, inputs):
+        for arguments, keywords in _calls(model, reading):
             seen = Watched()
             with _watching(dict(model.named_modules()), branches, seen):
                 try:
@@ -103,12 +100,11 @@ def _watching(
         yield
 
 
-def _calls(model: nn.Module, inputs: Inputs | None) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _calls(model: nn.Module, reading: Reading) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Ways to call a language model, the likeliest first."""
-    if inputs is not None:
-        named = dict(inputs) if isinstance(inputs, Mapping) else {}
-        plain = () if isinstance(inputs, Mapping) else tuple(inputs)
-        yield tuple(_on_meta(value) for value in plain), {key: _on_meta(value) for key, value in named.items()}
+    said = reading.call("meta")
+    if said is not None:
+        yield said
         return
     tokens = torch.zeros(1, _TOKENS, dtype=torch.long, device="meta")
     mask = torch.ones(1, 1, _TOKENS, _TOKENS, dtype=torch.bool, device="meta")
@@ -117,10 +113,6 @@ def _calls(model: nn.Module, inputs: Inputs | None) -> Iterator[tuple[tuple[Any,
         yield (), {"input_ids": tokens, "attention_mask": mask, "use_cache": False}
         yield (), {"input_ids": tokens, "use_cache": False}
     yield (tokens,), {}
-
-
-def _on_meta(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, Tensor) else value
 
 
 def _run(model: nn.Module, arguments: tuple[Tensor, ...], keywords: dict[str, Any]) -> None:

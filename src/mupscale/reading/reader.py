@@ -14,8 +14,9 @@ from torch import nn
 
 from mupscale.errors import OptionError, UnknownNameError, UnreadableModelError
 from mupscale.reading.config import ConfigFacts, config_facts
-from mupscale.reading.dataflow import Inputs, watch
+from mupscale.reading.dataflow import watch
 from mupscale.reading.facts import BRANCH_OUTPUTS, ROLES, Block, ModelFacts, ParameterFact, Role
+from mupscale.reading.saying import Inputs, Reading
 from mupscale.reading.structure import Entry, bare, bare_name, entries
 from mupscale.reading.vocabulary import Layout, fused_layout, matrix_role, outer_matrix_role
 
@@ -26,6 +27,7 @@ _VECTORS = re.compile(r"bias$|sinks?$")
 def read(
     model: nn.Module,
     *,
+    reading: Reading | None = None,
     roles: Mapping[str, str] | None = None,
     ignore: Collection[str] = (),
     inputs: Inputs | None = None,
@@ -33,23 +35,23 @@ def read(
     """What each parameter of a model is. `roles` settles what is unclear: {"*.mixer.in_proj.weight": "hidden"}.
 
     `ignore` names keys of the config that look like multipliers and do not change with width or depth. `inputs` are
-    arguments of the forward pass, for a model that is not called with tokens alone. Works on the meta device and
-    through DistributedDataParallel, torch.compile and FSDP2.
+    arguments of the forward pass, for a model that is not called with tokens alone. `reading` holds the three as one
+    value. Works on the meta device and through DistributedDataParallel, torch.compile and FSDP2.
     """
+    reading = (reading or Reading()) | Reading(roles or {}, tuple(ignore), inputs)
+    roles, ignore = reading.roles, reading.ignore
     model = bare(model)
     found = list(entries(model))
     output = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     reader = _Reader(type(model).__name__, found, config_facts(model, ignore), _chosen(found, roles or {}), output)
-    return _with_dataflow(model, reader.facts(), {entry.name: entry for entry in found}, inputs)
+    return _with_dataflow(model, reader.facts(), {entry.name: entry for entry in found}, reading)
 
 
-def _with_dataflow(
-    model: nn.Module, facts: ModelFacts, found: Mapping[str, Entry], inputs: Inputs | None
-) -> ModelFacts:
+def _with_dataflow(model: nn.Module, facts: ModelFacts, found: Mapping[str, Entry], reading: Reading) -> ModelFacts:
     ends = [name for name, fact in facts.parameters.items() if fact.role in BRANCH_OUTPUTS]
-    seen = watch(model, {name: _enclosing(found[name]) for name in ends}, inputs)
+    seen = watch(model, {name: _enclosing(found[name]) for name in ends}, reading)
     if seen is None:
-        if inputs is not None:
+        if reading.inputs is not None:
             raise UnreadableModelError(
                 f"{type(model).__name__} cannot be run with the inputs given, on the meta device. Leave them out, or "
                 "give the arguments of its forward pass: a tuple, or a mapping by name."

@@ -1,0 +1,211 @@
+"""`Reading`: what a user says about a model, as one value that every command, study and plan carries."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from mupscale.errors import OptionError, UnknownNameError
+from mupscale.reading.facts import ROLES
+
+Inputs = Sequence[Any] | Mapping[str, Any]
+"""Positional or named arguments of a model's forward pass."""
+
+FILE = "mupscale.toml"
+"""A file of this name beside a model holds its reading."""
+
+_SPEC = re.compile(r"(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,\s]*)\](?:\s*<\s*(?P<high>\d+))?")
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor by its type and shape: enough to make one that a forward pass accepts.
+
+    >>> TensorSpec.parse("int64[2, 16] < 256")
+    TensorSpec(dtype='int64', shape=(2, 16), high=256)
+    >>> str(TensorSpec.parse("float32[1,3,32,32]"))
+    'float32[1,3,32,32]'
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    high: int | None = None
+    """Whole numbers lie below this: a token must be in the vocabulary."""
+
+    @staticmethod
+    def parse(text: str) -> TensorSpec | None:
+        """The specification that a text writes down; None where it is another text."""
+        found = _SPEC.fullmatch(text.strip())
+        if found is None:
+            return None
+        if found["dtype"] not in _DTYPES:
+            raise UnknownNameError("type of a tensor", found["dtype"], _DTYPES)
+        shape = tuple(int(size) for size in found["shape"].split(",") if size.strip())
+        return TensorSpec(found["dtype"], shape, int(found["high"]) if found["high"] else None)
+
+    @staticmethod
+    def of(tensor: Tensor) -> TensorSpec:
+        """The specification of a tensor. The largest whole number is kept, so that tokens stay in the vocabulary."""
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name not in _DTYPES:
+            raise OptionError(
+                f"inputs: a tensor of type {tensor.dtype} is not supported. Use one of {', '.join(_DTYPES)}."
+            )
+        whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
+        known = whole and not tensor.is_meta and tensor.numel() > 0
+        return TensorSpec(name, tuple(tensor.shape), max(2, int(tensor.max()) + 1) if known else None)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]" + (f"<{self.high}" if self.high else "")
+
+    def make(self, device: str, generator: torch.Generator | None = None) -> Tensor:
+        """A tensor like this: normal numbers, tokens below `high`, or True everywhere."""
+        dtype = _DTYPES[self.dtype]
+        if device == "meta":
+            return torch.empty(self.shape, dtype=dtype, device="meta")
+        if dtype == torch.bool:
+            return torch.ones(self.shape, dtype=dtype, device=device)
+        if dtype.is_floating_point:
+            return torch.randn(self.shape, generator=generator).to(device=device, dtype=dtype)
+        return torch.randint(0, self.high or 2, self.shape, generator=generator).to(device=device, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a model cannot say by itself: roles by pattern, keys of the config to ignore, inputs of its forward pass.
+
+    roles   {"*.mixer.in_proj.weight": "hidden"}: what parameters are, by a pattern on their names
+    ignore  keys of the config that look like multipliers and do not change with width or depth
+    inputs  arguments of the forward pass, positional or by name, for a model that does not take tokens alone. A tensor
+            is kept as its type and shape, and may be written like that: {"pixel_values": "float32[1,3,32,32]"}
+
+    As TOML, in a study, in a file of its own or in `mupscale.toml` beside the model:
+
+        [reading]
+        ignore = ["logit_scale"]
+        inputs = { input_ids = "int64[1,16] < 256" }
+        [reading.roles]
+        "*.mixer.in_proj.weight" = "hidden"
+    """
+
+    roles: Mapping[str, str] = field(default_factory=dict[str, str])
+    ignore: tuple[str, ...] = ()
+    inputs: Inputs | None = None
+
+    def __post_init__(self) -> None:
+        for pattern, role in self.roles.items():
+            if role not in ROLES:
+                raise UnknownNameError(f"role for {pattern}", role, ROLES)
+        object.__setattr__(self, "roles", dict(self.roles))
+        object.__setattr__(self, "ignore", tuple(self.ignore))
+        object.__setattr__(self, "inputs", _described(self.inputs))
+
+    def __bool__(self) -> bool:
+        return bool(self.roles or self.ignore or self.inputs is not None)
+
+    def __or__(self, other: Reading) -> Reading:
+        """Both together; where they differ, the other one counts."""
+        inputs = self.inputs if other.inputs is None else other.inputs
+        return Reading({**self.roles, **other.roles}, tuple(dict.fromkeys((*self.ignore, *other.ignore))), inputs)
+
+    def call(self, device: str, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments of a forward pass, made on a device; None where nothing was said."""
+        if self.inputs is None:
+            return None
+        generator = torch.Generator().manual_seed(seed)
+
+        def made(value: Any) -> Any:
+            return value.make(device, generator) if isinstance(value, TensorSpec) else value
+
+        if isinstance(self.inputs, Mapping):
+            return (), {name: made(value) for name, value in self.inputs.items()}
+        return tuple(made(value) for value in self.inputs), {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for TOML and JSON; what is empty is left out."""
+        values: dict[str, Any] = {}
+        if self.roles:
+            values["roles"] = dict(self.roles)
+        if self.ignore:
+            values["ignore"] = list(self.ignore)
+        if self.inputs is not None:
+            values["inputs"] = (
+                {name: _plain(value) for name, value in self.inputs.items()}
+                if isinstance(self.inputs, Mapping)
+                else [_plain(value) for value in self.inputs]
+            )
+        return values
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any], where: str = "reading") -> Reading:
+        """From a table of TOML or JSON."""
+        known = ("roles", "ignore", "inputs")
+        for name in values:
+            if name not in known:
+                raise UnknownNameError(f"setting of {where}", name, known)
+        roles, ignore, inputs = values.get("roles", {}), values.get("ignore", []), values.get("inputs")
+        if not isinstance(roles, Mapping) or not all(
+            isinstance(role, str) for role in cast(Mapping[str, Any], roles).values()
+        ):
+            raise OptionError(f'{where}.roles must be a table of pattern = "role", and is {roles!r}.')
+        if not isinstance(ignore, list | tuple) or not all(isinstance(key, str) for key in cast(Sequence[Any], ignore)):
+            raise OptionError(f"{where}.ignore must be a list of keys, and is {ignore!r}.")
+        if inputs is not None and not isinstance(inputs, list | tuple | Mapping):
+            raise OptionError(
+                f"{where}.inputs must be a list or a table, and is {inputs!r}. Write it like "
+                '{ input_ids = "int64[1,16] < 256" }.'
+            )
+        return Reading(cast(Mapping[str, str], roles), tuple(cast(Sequence[str], ignore)), cast(Inputs | None, inputs))
+
+    @staticmethod
+    def load(path: str | Path) -> Reading:
+        """From the [reading] table of a TOML file."""
+        import tomllib
+
+        try:
+            values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise OptionError(f"{path}: {reason}. It must be a TOML file with a [reading] table.") from error
+        table = values.get("reading")
+        if not isinstance(table, Mapping):
+            raise OptionError(f"{path} has no [reading] table. Write [reading] or [reading.roles] above the settings.")
+        return Reading.from_dict(cast(Mapping[str, Any], table), f"reading in {path}")
+
+
+def _described(inputs: Inputs | None) -> Inputs | None:
+    if inputs is None:
+        return None
+    if isinstance(inputs, Tensor | str):
+        raise OptionError("inputs must be a tuple or a mapping of arguments. Put the tensor into a tuple: inputs=(x,).")
+    if isinstance(inputs, Mapping):
+        return {name: _value(value, name) for name, value in inputs.items()}
+    return tuple(_value(value, str(k)) for k, value in enumerate(inputs))
+
+
+def _value(value: Any, name: str) -> Any:
+    if isinstance(value, Tensor):
+        return TensorSpec.of(value)
+    if isinstance(value, str):
+        return TensorSpec.parse(value) or value
+    plain = value is None or isinstance(value, bool | int | TensorSpec)
+    if plain or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise OptionError(
+        f"inputs: {name} is of type {type(value).__name__}. Use tensors, numbers, texts, True, False or None."
+    )
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, TensorSpec) else value
