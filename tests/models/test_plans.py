@@ -58,7 +58,7 @@ class TestReading:
         assert facts.parameters["blocks.0.attention.q_proj.weight"].inner == 4 * config.head_size
         assert facts.tied_readout == config.tied
         assert facts.final_gain == "final_norm.weight"
-        assert facts.watched
+        assert facts.followed
         assert not any(fact.normed_by for fact in facts.parameters.values())
 
     def test_multipliers(self):

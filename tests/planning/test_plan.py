@@ -250,24 +250,29 @@ class TestRefusals:
                 return super().forward(tokens)
 
         model, base = Blind(depth=3, fused=False), Blind(16, 2, 1, depth=2, fused=False)
-        with pytest.raises(UnreadableModelError, match=r"depth differs \(2 → 3\).*inputs="):
+        with pytest.raises(UnreadableModelError, match=r"depth differs \(2 → 3\).*missing 1 required.*'mask'.*inputs="):
             mu.plan(model, base=base)
         assert mu.plan(model, base=base, rule=RULES["gqa-mup"].but(depth="none"))
         tokens = torch.zeros(1, 4, dtype=torch.long)
         assert mu.plan(model, base=base, inputs=(tokens, None)).parameters
         assert mu.plan(model, base=base, inputs={"tokens": tokens, "mask": None}).parameters
-        with pytest.raises(UnreadableModelError, match="cannot be run with the inputs"):
+        with pytest.raises(
+            UnreadableModelError,
+            match=r"does not run with the inputs given: TypeError.*missing 1 required positional argument",
+        ):
             mu.plan(model, base=base, inputs=(tokens,))
 
     def test_rows_in_an_order_that_is_not_known(self):
-        def codegen(**settings):
-            config = transformers.CodeGenConfig(n_embd=64, n_head=4, n_layer=1, rotary_dim=8, **settings)
-            with torch.device("meta"):
-                return transformers.CodeGenForCausalLM(config)
+        class Blind(transformers.CodeGenForCausalLM):
+            def forward(self, *_, **__):
+                raise NotImplementedError("a kernel that the meta device does not have")
 
-        assert mu.plan(codegen(), base={"width": 32}).parameters
+        config = transformers.CodeGenConfig(n_embd=64, n_head=4, n_layer=1, rotary_dim=8)
+        with torch.device("meta"):
+            model = Blind(config)
+        assert any("a kernel that the meta" in w for w in mu.plan(model, base={"width": 32}).warnings)
         with pytest.raises(UnreadableModelError, match="order that is not known"):
-            mu.plan(codegen(), base={"width": 32, "r": 2})
+            mu.plan(model, base={"width": 32, "r": 2})
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -308,7 +313,7 @@ class TestWarnings:
     def test_a_tied_readout_and_no_decay_on_norms(self):
         warnings = mu.plan(llama(tie_word_embeddings=True), base={"width": 32}).warnings
         assert any("tied" in w for w in warnings)
-        assert any("gains and biases are not decayed" in w for w in warnings)
+        assert not any("decay" in w for w in warnings)  # what holds for every plan is no warning
 
     def test_a_decay_that_torchs_optimizer_has_not(self):
         warnings = mu.plan(llama(), base={"width": 32}, optimizer="adam", decay="lr_coupled").warnings

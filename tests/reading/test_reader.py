@@ -109,9 +109,14 @@ def test_rows_are_those_that_bigcode_splits_off_when_heads_are_not_shared(build)
     assert apart.blocks[1].slices == ((16, 32), (64, 80), (112, 128), (160, 176))
 
 
-def test_a_layout_that_is_not_known_is_left_open(build):
+def test_a_layout_that_no_table_has_is_followed_to_the_attention(build):
+    """CodeGen holds each part as queries, values, keys, in this order."""
     fact = by_role(read(build("codegen", n_embd=64, n_head=4, n_layer=1, rotary_dim=8)))["fused_qkv"][0]
-    assert (fact.repetitions, fact.blocks) == (1, ())
+    rows = {block.role: block.slices for block in fact.blocks}
+    assert fact.repetitions == 1
+    assert rows["query"] == ((0, 16), (48, 64), (96, 112), (144, 160))
+    assert rows["value"] == ((16, 32), (64, 80), (112, 128), (160, 176))
+    assert rows["key"] == ((32, 48), (80, 96), (128, 144), (176, 192))
 
 
 def test_transposed_and_stacked_weights_have_their_fans_the_right_way_round(build):
@@ -316,7 +321,7 @@ class TestPostNorms:
     @pytest.mark.parametrize("kind", ["llama", "mixtral", "gpt2", "falcon"])
     def test_a_pre_norm_model_has_none(self, kind, build):
         facts = read(build(kind, **{**SEPARATE, **FUSED}[kind]))
-        assert facts.watched
+        assert facts.followed
         assert not any(fact.normed_by for fact in facts.parameters.values())
 
     @pytest.mark.parametrize(
@@ -342,14 +347,14 @@ class TestPostNorms:
 
     def test_a_module_that_adds_the_residual_stream_itself_is_no_post_norm(self, build):
         facts = read(build("bloom"))
-        assert facts.watched
+        assert facts.followed
         assert not any(fact.normed_by for fact in facts.parameters.values())
 
     def test_reading_changes_nothing_about_the_model(self):
         model = Own().train()
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         state = torch.get_rng_state()
-        assert not read(model).watched  # it has no forward
+        assert not read(model).followed  # it has no forward
         assert model.training
         assert model.blocks[0]["mlp"].fc1.training
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

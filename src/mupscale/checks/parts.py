@@ -18,7 +18,7 @@ from mupscale.theory import Residual, Rule, Sizes, Unit, Vector, estimates, form
 
 Kind = Literal["matrix", "table", "vector"]
 _TABLES: tuple[Role, ...] = ("embedding", "position")
-_VECTORS: tuple[Role, ...] = ("gain", "bias")
+_VECTORS: tuple[Role, ...] = ("gain", "bias", "depthwise", "frozen")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Part:
     """The norm of a step under the plan in use, as theory estimates it, up to a constant."""
     out_axis: int
     slices: Slices = ()
+    kernel: bool = False
 
     @property
     def module(self) -> str:
@@ -53,6 +54,8 @@ class Part:
         """(…, n_out, n_in): this part of a parameter, in the order of a linear layer, without the multiplier."""
         if self.kind == "vector":
             return tensor
+        if self.kernel:  # a convolution is a matrix of outputs × (inputs × places)
+            return tensor.movedim(self.out_axis, 0).flatten(1)
         rows = self.outputs(tensor, self.out_axis)
         return rows.mT if self.out_axis == tensor.ndim - 1 else rows
 
@@ -105,6 +108,7 @@ def _parts(
             predicted_step=_step(fact, role, planned, own, rule) * base.lr,
             out_axis=fact.out_axis,
             slices=slices,
+            kernel=fact.kernel,
         )
 
 

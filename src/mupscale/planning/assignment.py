@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mupscale.errors import NotExactError, UnreadableModelError
-from mupscale.planning.base import matched
+from mupscale.planning.base import matched, with_fixed_gains
 from mupscale.planning.units import dimensions, fused_dimensions, fused_unit, unit_for
 from mupscale.planning.values import Hook, Multipliers, PlannedParameter, RowBlock
-from mupscale.reading import ModelFacts, ParameterFact, Role
+from mupscale.reading import NOT_DRAWN, ModelFacts, ParameterFact, Role
 from mupscale.theory import Decay, Factors, Optimizer, Residual, Rule, Scaling, Unit, derive, optimizer_named
 
 
@@ -40,6 +40,8 @@ class Assignment:
     _known: dict[object, Factors] = field(default_factory=dict[object, Factors])
 
     def parameters(self) -> dict[str, PlannedParameter]:
+        self.facts, self.base = _with_norms_of(self.facts, self.base), _with_norms_of(self.base, self.facts)
+        self.facts, self.base = with_fixed_gains(self.facts, self.base)
         self._refuse_unseen_branches()
         for norm, factor in self._norms_without_gain().items():
             self._add_hook(Hook(norm, "output", factor))
@@ -51,12 +53,12 @@ class Assignment:
 
     def _refuse_unseen_branches(self) -> None:
         scaled = self.facts.depth != self.base.depth and self.choices.rule.depth != "none"
-        if scaled and not (self.facts.watched and self.base.watched):
+        if scaled and not self.facts.followed:
             raise UnreadableModelError(
                 f"the depth differs ({self.base.depth} → {self.facts.depth}), and whether the branches end in a norm "
-                "could not be seen: the model does not run on the meta device with tokens alone. Pass inputs=(…) or "
-                "inputs={…}, the arguments of its forward pass; or take a base of the same depth; or a rule without "
-                "depth scaling."
+                f"could not be seen: a forward pass on the meta device raised {self.facts.not_followed} Pass "
+                "inputs=(…) or inputs={…}, the arguments of its forward pass; or a small base with weights, which can "
+                "run on the CPU; or take a base of the same depth; or a rule without depth scaling."
             )
 
     def _unit(self, fact: ParameterFact) -> Unit:
@@ -94,8 +96,11 @@ class Assignment:
             lr=factors.lr,
             weight_decay=factors.weight_decay,
             eps=factors.eps,
-            start=None if fact.start is None else fact.start - fact.offset,
+            start=_start(fact, low),
             offset=fact.offset,
+            kernel=fact.kernel,
+            kept=_kept(fact, low),
+            evidence=fact.evidence,
         )
         return self._with_rows(planned, fact, low) if fact.role == "fused_qkv" else planned
 
@@ -141,6 +146,8 @@ class Assignment:
 
     def _missing_factor(self, fact: ParameterFact, low: ParameterFact) -> float:
         """The multiplier that the rule asks for, over what the model's own forward pass already has."""
+        if fact.made == "frozen":
+            return 1.0  # its numbers come from elsewhere, and are right as they are
         factors = self._factors(self._unit(fact), dimensions(fact), dimensions(low))
         return factors.multiplier / (fact.forward_multiplier / low.forward_multiplier)
 
@@ -153,12 +160,25 @@ class Assignment:
         own = self.facts.readout_multiplier / self.base.readout_multiplier
         in_weight = wanted[tied.name] if self._folds("embedding") else 1.0
         factor = factors.multiplier / own / in_weight
-        gain = self.facts.final_gain if self.facts.watched else None
+        gain = self.facts.final_gain if self.facts.followed else None
         if gain is None:
-            self._add_hook(Hook(self.facts.readout_module or "", "input", factor))
+            self._hook_before_readout(factor)
             return wanted
         norm = gain.rpartition(".")[0]
         return wanted | {name: factor for name in wanted if name.rpartition(".")[0] == norm}
+
+    def _hook_before_readout(self, factor: float) -> None:
+        """On what the readout takes; where it is no module (x @ table.T), on what the final norm gives."""
+        if self.facts.readout_module is not None:
+            self._add_hook(Hook(self.facts.readout_module, "input", factor))
+        elif self.facts.final_norm:
+            self._add_hook(Hook(self.facts.final_norm, "output", factor))
+        elif factor != 1:
+            raise NotExactError(
+                f"the readout is the embedding {self.facts.tied_table}, used as a matrix in the forward pass, and "
+                f"there is no final norm that could take its factor {factor:g}. Put the factor into the model, give "
+                "it a final norm, or untie the two."
+            )
 
     def _folds(self, role: Role) -> bool:
         optimizer = self.choices.optimizer_of(unit_for(role, in_block=False))
@@ -192,6 +212,12 @@ class Assignment:
             for name in ("init_std", "lr", "weight_decay", "eps")
         }
         start = None if parameter.start is None else (parameter.start + parameter.offset) * factor - parameter.offset
+        left = parameter.start is None and (parameter.kept or not parameter.drawn)
+        if left:
+            raise NotExactError(
+                f"{parameter.name} needs a factor of {factor:g}, and starts as the model made it, with numbers of its "
+                "own. Set it to a constant in the model, or use multipliers='hook'."
+            )
         return replace(parameter, **values, start=start, folded=factor)
 
     def _hook_onto(self, parameter: PlannedParameter, factor: float, beside: list[float]) -> None:
@@ -226,10 +252,47 @@ class Assignment:
 
 
 def _tied_embedding(facts: ModelFacts) -> ParameterFact:
-    found = [fact for fact in facts.parameters.values() if fact.role == "embedding" and fact.tied]
-    if not found:
+    if facts.tied_table is None:
         raise UnreadableModelError("the readout is tied to the embedding in the model and not in the base.")
-    return found[0]
+    return facts.parameters[facts.tied_table]
+
+
+def _start(fact: ParameterFact, low: ParameterFact) -> float | None:
+    """The stored number that a parameter starts at: the model's own, or the base's where only that has numbers."""
+    known = low if fact.made == "unknown" and low.made != "unknown" else fact
+    return None if known.start is None else known.start - fact.offset
+
+
+def _kept(fact: ParameterFact, low: ParameterFact) -> str:
+    """Why a parameter is not drawn again, although its role is."""
+    if fact.made == "frozen":
+        return "frozen"
+    known = low if fact.made == "unknown" else fact
+    if known.made != "constant" or fact.role in NOT_DRAWN:
+        return ""
+    return f"{known.start:g} everywhere" if known.start is not None else "a fixed pattern"
+
+
+def _with_norms_of(facts: ModelFacts, other: ModelFacts) -> ModelFacts:
+    """What could not be followed here, from the other of the two models: both have the same code."""
+    if facts.followed or not other.followed:
+        return facts
+    ends = {fact.template: fact for fact in other.parameters.values()}
+
+    def seen(fact: ParameterFact) -> ParameterFact:
+        like = ends.get(fact.template)
+        if like is None:
+            return fact
+        norm = like.normed_by
+        if norm is not None and "*" in fact.template:
+            stack = fact.template.partition("*")[0]
+            block = fact.name.removeprefix(stack).partition(".")[0]
+            inside = norm.removeprefix(stack).partition(".")[2]
+            norm = f"{stack}{block}.{inside}" if norm.startswith(stack) else norm
+        return replace(fact, normed_by=norm, output=like.output, offset=like.offset)
+
+    parameters = {name: seen(fact) for name, fact in facts.parameters.items()}
+    return replace(facts, parameters=parameters, not_followed=None, final_gain=other.final_gain)
 
 
 def _branches_end_in_norms(facts: ModelFacts) -> ModelFacts:

@@ -60,21 +60,23 @@ def at_dimensions(facts: ModelFacts, dimensions: Mapping[str, int]) -> ModelFact
         "d_ff": _ratio(facts, asked, "d_ff", ("mlp_out", "expert_out"), ratio),
         "width": ratio,
     }
-    r = asked.get("r", facts.repetitions)
+    r = asked.get("r")
     head_dim = asked.get("head_dim", facts.head_dim)
     heads = _heads(facts, asked.get("head_dim"), ratios["inner"])
-    if heads and heads % r:
+    shared = r or facts.repetitions
+    if heads and heads % shared:
         raise DimensionError(
-            f"base: {heads} heads of {head_dim} cannot be shared by r={r}. Choose another width, or give a base model: "
-            "mupscale.proxy(config, width=…) makes one."
+            f"base: {heads} heads of {head_dim} cannot be shared by r={shared}. Choose another width, or give a "
+            "base model: mupscale.proxy(config, width=…) makes one."
         )
     parameters = {
         name: _resized(fact, ratios, width, depth if fact.depth == facts.depth else fact.depth, r)
         for name, fact in facts.parameters.items()
     }
-    kv_heads = heads // r if heads else None
+    kv_heads = heads // shared if heads else None
     return replace(
-        facts, parameters=parameters, width=width, depth=depth, heads=heads, kv_heads=kv_heads, head_dim=head_dim
+        facts, parameters=parameters, width=width, depth=depth, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+        sketched=True,
     )  # fmt: skip
 
 
@@ -107,9 +109,11 @@ def _refuse_constants(facts: ModelFacts) -> None:
     with_constant = [fact.name for fact in facts.parameters.values() if fact.forward_multiplier != 1]
     if with_constant or facts.readout_multiplier != 1:
         where = with_constant[0] if with_constant else "the logits"
+        constant = facts.parameters[where].forward_multiplier if with_constant else facts.readout_multiplier
         raise UnreadableModelError(
-            f"the model's forward pass multiplies {where} by a constant, which may be another one in the base. Give a "
-            "base model or config instead of plain dimensions: mupscale.proxy(model.config, width=…, depth=…)."
+            f"the model's forward pass multiplies {where} by {constant:.6g}, which may be another number in the base. "
+            "Give a base model instead of plain dimensions, built as this one at the size that was tuned; for a model "
+            "of transformers, mupscale.proxy(model.config, width=…, depth=…) gives its config."
         )
 
 
@@ -150,14 +154,17 @@ _FANS = {
     "mlp_out": ("width", "d_ff"),
     "expert_in": ("d_ff", "width"),
     "expert_out": ("width", "d_ff"),
+    "depthwise": ("width", None),
+    "frozen": (None, None),
     "gain": (None, None),
     "bias": (None, None),
 }
 
 
 def _resized(
-    fact: ParameterFact, ratios: Mapping[str, Fraction], width: int, depth: int | None, r: int
+    fact: ParameterFact, ratios: Mapping[str, Fraction], width: int, depth: int | None, r: int | None
 ) -> ParameterFact:
+    r = fact.repetitions if r is None else r
     grows_out, grows_in = _FANS.get(fact.role, ("width", "width"))
     fan_out = _scaled(f"the outputs of {fact.name}", fact.fan_out, ratios[grows_out]) if grows_out else fact.fan_out
     fan_in = _scaled(f"the inputs of {fact.name}", fact.fan_in, ratios[grows_in]) if grows_in else fact.fan_in
@@ -183,6 +190,27 @@ def matched(facts: ModelFacts, base: ModelFacts) -> dict[str, ParameterFact]:
         name: _counterpart(fact, base.parameters.get(name), by_template[fact.template])
         for name, fact in facts.parameters.items()
     }
+
+
+def with_fixed_gains(facts: ModelFacts, base: ModelFacts) -> tuple[ModelFacts, ModelFacts]:
+    """Both models with the same answer to whether a gain grows with the width: it does if its length differs."""
+    if facts.width == base.width or base.sketched:
+        return facts, base
+    other = {fact.template: fact for fact in base.parameters.values()}
+    fixed = {
+        fact.template: fact.shape == other[fact.template].shape and (fact.fixed or other[fact.template].fixed)
+        for fact in facts.parameters.values()
+        if fact.role == "gain" and fact.template in other
+    }
+
+    def agreed(one: ModelFacts) -> ModelFacts:
+        parameters = {
+            name: replace(fact, fixed=fixed[fact.template]) if fact.template in fixed else fact
+            for name, fact in one.parameters.items()
+        }
+        return replace(one, parameters=parameters)
+
+    return agreed(facts), agreed(base)
 
 
 def _counterpart(fact: ParameterFact, same_name: ParameterFact | None, alike: list[ParameterFact]) -> ParameterFact:

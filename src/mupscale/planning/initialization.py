@@ -19,7 +19,7 @@ _CHUNK = 1 << 22
 def initialize(
     parameter: PlannedParameter, tensor: Tensor, *, std: float, seed: int, padding: int | None = None
 ) -> None:
-    """Set a parameter: drawn with `std` times its factor, or its constant; one without a known constant is left.
+    """Set a parameter: drawn with `std` times its factor, or its constant; one that is kept, or has none, is left.
 
     `padding` is the row of an embedding that stays zero.
     """
@@ -28,8 +28,8 @@ def initialize(
             f"{parameter.name} is on the meta device and has no numbers to set. Materialize the model first: "
             "model.to_empty(device=…)."
         )
-    if not parameter.drawn:
-        if parameter.start is not None:
+    if not parameter.drawn or parameter.kept:
+        if parameter.start is not None and parameter.kept != "frozen":
             tensor.fill_(parameter.start)
         return
     local, shape, offset = _local(tensor)

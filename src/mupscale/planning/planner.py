@@ -1,7 +1,7 @@
 """`plan`: from a model and its base to a `Plan`."""
 
 import fnmatch
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -57,7 +57,7 @@ def plan(
         return read(other, reading=replace(reading, roles=_for(other, reading.roles)))
 
     facts = read(model, reading=reading)
-    low = base_facts(model, facts, base, facts_of_base)
+    low = facts if base is model else base_facts(model, facts, base, facts_of_base)
     choices = Choices(optimizer, rule, decay or optimizer.decay, reference_r, multipliers)
     assignment = Assignment(facts, low, choices)
     parameters = assignment.parameters()
@@ -105,6 +105,11 @@ def _repetitions(facts: ModelFacts) -> int:
     return max((f.repetitions for f in facts.parameters.values()), default=1)
 
 
+def _few(templates: Sequence[str]) -> str:
+    names = list(dict.fromkeys(templates))
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
 def _warnings(
     facts: ModelFacts, base: ModelFacts, choices: Choices, parameters: Mapping[str, PlannedParameter]
 ) -> list[str]:
@@ -137,16 +142,29 @@ def _warnings(
     if facts.tied_readout:
         found.append(
             "the readout is tied to the embedding: they share one rate, and the readout's factor is in the final norm"
-            + ("." if facts.final_gain and facts.watched else " or, here, in a hook.")
+            + ("." if facts.final_gain and facts.followed else " or, here, in a hook.")
         )
-    if any(not p.drawn for p in parameters.values()):
+    left: dict[str, list[str]] = {}
+    for p in parameters.values():
+        if p.kept or (not p.drawn and p.start is None):
+            left.setdefault(p.kept or "no constant", []).append(p.template)
+    for why, templates in left.items():
+        found.append(f"initialize_ leaves {_few(templates)} as the model made them ({why}).")
+    if not facts.followed:
         found.append(
-            "gains and biases are not decayed. A base that was tuned with decay on them (one plain parameter group) "
-            "has another recipe: tune it with this plan's groups."
+            f"no forward pass could be followed ({facts.not_followed}): every role rests on names and shapes alone. "
+            "Pass inputs=(…) or inputs={…}, or check the plan with a coordinate check."
         )
-    left = [p.template for p in parameters.values() if not p.drawn and p.start is None]
-    if left:
-        found.append(f"initialize_ leaves {', '.join(dict.fromkeys(left))} as the model made them.")
+    if (
+        facts.depth != base.depth
+        and choices.rule.depth != "none"
+        and any(f.post_norm for f in facts.parameters.values())
+    ):
+        found.append(
+            f"the residual stream is normalized after each sum (post-LN), and the depth differs ({base.depth} → "
+            f"{facts.depth}): what {choices.rule.depth} on the branches does there is not derived. Keep the depth of "
+            "the base, or check with a coordinate check over depth."
+        )
     if (choices.decay == "l2") != (choices.optimizer.decay == "l2"):
         found.append(
             f"the plan is for {choices.decay} decay; torch's {choices.optimizer} decays by {choices.optimizer.decay}."

@@ -70,7 +70,8 @@ def _block_row(fused: PlannedParameter, block: RowBlock) -> Row:
 
 _ORDER = [
     "embedding", "position", "query", "key", "value", "fused_qkv", "attention_output", "low_rank_down", "low_rank_up",
-    "mlp_in", "mlp_out", "router", "expert_in", "expert_out", "hidden", "branch_output", "gain", "bias", "readout",
+    "mlp_in", "mlp_out", "router", "expert_in", "expert_out", "hidden", "branch_output", "depthwise", "gain", "bias",
+    "readout", "frozen",
 ]  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from mupscale.theory import (
 _UNITS: dict[Role, Unit] = {
     "embedding": Embedding("n"),
     "position": Embedding("n"),
+    "depthwise": Embedding("n"),
     "readout": Readout("n"),
     "router": Router("n"),
     **dict.fromkeys(("key", "value"), KeyValue("n", "r", "inner")),
@@ -30,7 +31,7 @@ _UNITS: dict[Role, Unit] = {
     ),
     **dict.fromkeys(("low_rank_down", "low_rank_up"), LowRank("n_out", "n_in", width="n")),
     **dict.fromkeys(("expert_in", "expert_out"), Expert("n_out", "n_in", width="n", active="active/experts")),
-    **dict.fromkeys(("gain", "bias"), Vector("n")),
+    **dict.fromkeys(("gain", "bias", "frozen"), Vector("n")),
 }
 
 
@@ -68,13 +69,13 @@ def dimensions(fact: ParameterFact) -> dict[str, int]:
 
 def _own_dimensions(fact: ParameterFact) -> dict[str, int]:
     match fact.role:
-        case "embedding" | "position":
+        case "embedding" | "position" | "depthwise":
             return {"n": fact.fan_out}
         case "readout" | "router":
             return {"n": fact.fan_in}
         case "key" | "value":
             return {"n": fact.fan_in, "r": fact.repetitions, "inner": fact.fan_out * fact.repetitions}
-        case "gain" | "bias":
+        case "gain" | "bias" | "frozen":
             return {"n": 1 if fact.fixed else fact.width}
         case "expert_in" | "expert_out":
             share = Fraction(fact.active).limit_denominator(1 << 16)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from mupscale.reading import Role
+from mupscale.reading import NOT_DRAWN, Role
 
 Slices = tuple[tuple[int, int], ...]
 Multipliers = Literal["fold", "hook"]
@@ -54,6 +54,12 @@ class PlannedParameter:
     offset: float = 0.0
     """A gain that acts as 1 + weight has offset 1."""
     rows: tuple[RowBlock, ...] = ()
+    kernel: bool = False
+    """Whether it is the kernel of a convolution."""
+    kept: str = ""
+    """Why `initialize_` leaves it as the model made it; empty where it does not."""
+    evidence: str = ""
+    """How its role is known."""
 
     @property
     def module(self) -> str:
@@ -62,7 +68,7 @@ class PlannedParameter:
     @property
     def drawn(self) -> bool:
         """Whether it starts at random."""
-        return self.role not in ("gain", "bias")
+        return self.role not in NOT_DRAWN
 
     @property
     def values(self) -> tuple[float, ...]:

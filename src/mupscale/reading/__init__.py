@@ -1,11 +1,12 @@
 """Reading: what each parameter of a model is."""
 
-from mupscale.reading.facts import BRANCH_OUTPUTS, ROLES, Block, ModelFacts, ParameterFact, Role
+from mupscale.reading.facts import BRANCH_OUTPUTS, NOT_DRAWN, ROLES, Block, ModelFacts, ParameterFact, Role
 from mupscale.reading.reader import read
 from mupscale.reading.saying import Inputs, Reading, TensorSpec
 
 __all__ = [
     "BRANCH_OUTPUTS",
+    "NOT_DRAWN",
     "ROLES",
     "Block",
     "Inputs",

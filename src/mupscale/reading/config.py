@@ -15,7 +15,7 @@ from torch import nn
 from mupscale.errors import UnknownNameError, UnreadableModelError
 
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_n_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_n_heads", "n_query_groups")
 WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "model_dim", "embed_dim")
 HEAD_DIM = ("head_dim", "d_kv", "attention_head_dim")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
@@ -58,7 +58,7 @@ def config_facts(model: nn.Module, ignore: Collection[str] = ()) -> ConfigFacts:
     if unknown:
         raise UnknownNameError("key of the config to ignore", unknown[0], values)
     heads = _whole(values, HEADS)
-    kv_heads = _whole(values, KV_HEADS) or heads
+    kv_heads = _whole(values, KV_HEADS)
     if values.get("multi_query") and not values.get("new_decoder_architecture"):
         kv_heads = 1
     width = _whole(values, WIDTH)

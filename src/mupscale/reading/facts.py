@@ -22,13 +22,21 @@ Role = Literal[
     "expert_out",
     "hidden",
     "branch_output",
+    "depthwise",
     "gain",
     "bias",
+    "frozen",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 BRANCH_OUTPUTS: frozenset[Role] = frozenset({"attention_output", "mlp_out", "expert_out", "branch_output"})
 """Matrices that end a residual branch, and so carry its multiplier."""
+
+NOT_DRAWN: frozenset[Role] = frozenset({"gain", "bias", "frozen"})
+"""What starts at a constant, or as the model made it."""
+
+Made = Literal["drawn", "constant", "frozen", "unknown"]
+"""How the model itself made a tensor; unknown on the meta device, where there are no numbers."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,13 @@ class ParameterFact:
     """Other names of the same tensor."""
     blocks: tuple[Block, ...] = ()
     """The parts of a fused matrix; empty where their layout is not known."""
+    kernel: bool = False
+    """Whether it is the kernel of a convolution: a matrix of (outputs) × (inputs × places)."""
+    made: Made = "unknown"
+    evidence: str = ""
+    """How all this is known: by name, by following a forward pass, or by what the user said."""
+    post_norm: bool = False
+    """Whether it ends a branch on a stream that is normalized after each sum, as BERT's is."""
     template: str = ""
     """The name with * for the index of the block: the same for the same parameter of a deeper model."""
 
@@ -95,20 +110,30 @@ class ModelFacts:
     head_dim: int | None = None
     final_gain: str | None = None
     """The gain of the norm before the readout."""
+    final_norm: str | None = None
+    """The module of that norm, also where it has no gain."""
     readout_multiplier: float = 1.0
     """The constant by which the model multiplies its logits; the only place where that of a tied readout is kept."""
-    watched: bool = False
-    """Whether one forward pass on the meta device could be watched, so that `normed_by` is known."""
+    not_followed: str | None = "not tried"
+    """Why no forward pass could be followed, so that everything rests on names; None where one was."""
     readout_module: str | None = None
     """The module whose weight is the readout, also where that is the embedding's."""
+    tied_table: str | None = None
+    """The embedding that is the readout too, by sharing a tensor or by being used twice."""
+    sketched: bool = False
+    """Whether these are facts of another model at plain dimensions, with that one's shapes."""
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
     """Constants of the config that matter to a plan: the attention scale, say."""
 
     @property
     def repetitions(self) -> int:
-        return self.heads // self.kv_heads if self.heads and self.kv_heads else 1
+        """The most query heads that share a key/value head anywhere: r."""
+        return max((fact.repetitions for fact in self.parameters.values()), default=1)
 
     @property
     def tied_readout(self) -> bool:
-        """Whether the readout is the embedding."""
-        return not any(fact.role == "readout" for fact in self.parameters.values())
+        return self.tied_table is not None
+
+    @property
+    def followed(self) -> bool:
+        return self.not_followed is None

@@ -1,8 +1,6 @@
-"""`read`: from a module to one fact for each of its parameters, or a refusal that names those it does not know."""
+"""`read`: from a module to one fact for each of its parameters, or an error that names those it does not know."""
 
 import fnmatch
-import functools
-import inspect
 import math
 import re
 from collections import Counter
@@ -12,12 +10,16 @@ from typing import Any, cast
 
 from torch import nn
 
-from mupscale.errors import OptionError, UnknownNameError, UnreadableModelError
+from mupscale.errors import OptionError, UnreadableModelError
+from mupscale.reading import refusing
 from mupscale.reading.config import ConfigFacts, config_facts
-from mupscale.reading.dataflow import watch
-from mupscale.reading.facts import BRANCH_OUTPUTS, ROLES, Block, ModelFacts, ParameterFact, Role
+from mupscale.reading.facts import BRANCH_OUTPUTS, Block, ModelFacts, ParameterFact, Role
+from mupscale.reading.making import has_numbers, made, start_of
+from mupscale.reading.measuring import End, Measured
+from mupscale.reading.roles import CONFIRMED, Seen, Verdict, settle
 from mupscale.reading.saying import Inputs, Reading
-from mupscale.reading.structure import Entry, bare, bare_name, entries
+from mupscale.reading.structure import Entry, bare, entries
+from mupscale.reading.tracing import TraceFailed, follow
 from mupscale.reading.vocabulary import Layout, fused_layout, matrix_role, outer_matrix_role
 
 _POSITION = re.compile(r"pos(?:ition|itional)?s?(?:$|[._]?emb|[._])|wpe|embed_positions", re.IGNORECASE)
@@ -34,56 +36,34 @@ def read(
 ) -> ModelFacts:
     """What each parameter of a model is. `roles` settles what is unclear: {"*.mixer.in_proj.weight": "hidden"}.
 
+    Names give the first guess. One forward pass on the meta device, followed operation by operation, confirms it, fills
+    in what names do not say, or contradicts it, which is an error that shows both.
+
     `ignore` names keys of the config that look like multipliers and do not change with width or depth. `inputs` are
     arguments of the forward pass, for a model that is not called with tokens alone. `reading` holds the three as one
     value. Works on the meta device and through DistributedDataParallel, torch.compile and FSDP2.
     """
     reading = (reading or Reading()) | Reading(roles or {}, tuple(ignore), inputs)
-    roles, ignore = reading.roles, reading.ignore
     model = bare(model)
     found = list(entries(model))
     output = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    reader = _Reader(type(model).__name__, found, config_facts(model, ignore), _chosen(found, roles or {}), output)
-    return _with_dataflow(model, reader.facts(), {entry.name: entry for entry in found}, reading)
+    seen = follow(model, reading)
+    if isinstance(seen, TraceFailed) and reading.inputs is not None:
+        raise UnreadableModelError(
+            f"{type(model).__name__} does not run with the inputs given: {seen.error}. Leave them out, or give the "
+            "arguments of its forward pass: a tuple, or a mapping by name."
+        )
+    failed = seen.error if isinstance(seen, TraceFailed) else None
+    measured = None if isinstance(seen, TraceFailed) else Measured(seen)
+    config = config_facts(model, reading.ignore)
+    reader = _Reader(type(model).__name__, found, config, _chosen(found, reading.roles), output, measured, failed)
+    return reader.facts()
 
 
-def _with_dataflow(model: nn.Module, facts: ModelFacts, found: Mapping[str, Entry], reading: Reading) -> ModelFacts:
-    ends = [name for name, fact in facts.parameters.items() if fact.role in BRANCH_OUTPUTS]
-    seen = watch(model, {name: _enclosing(found[name]) for name in ends}, reading)
-    if seen is None:
-        if reading.inputs is not None:
-            raise UnreadableModelError(
-                f"{type(model).__name__} cannot be run with the inputs given, on the meta device. Leave them out, or "
-                "give the arguments of its forward pass: a tuple, or a mapping by name."
-            )
-        return facts
-    final = facts.final_gain if facts.final_gain and found[facts.final_gain].path == seen.last_norm else None
-    named = {
-        name: replace(fact, normed_by=_bare_path(seen.norm_after.get(name))) for name, fact in facts.parameters.items()
-    }
-    return replace(facts, parameters=named, final_gain=final, watched=True)
-
-
-def _bare_path(path: str | None) -> str | None:
-    return None if path is None else bare_name(f"{path}.").removesuffix(".")
-
-
-def _enclosing(entry: Entry) -> list[str]:
-    """The owner of a matrix; of one in a mixture of experts, also the modules in the block that mix it with others.
-
-    Only there: elsewhere an enclosing module may add the residual stream before it returns, as Bloom's do.
-    """
-    parts = entry.path.split(".")
-    outside = len(parts) - (len(entry.inside.split(".")) if "expert" in entry.inside else 1)
-    return [".".join(parts[:k]) for k in range(len(parts), outside, -1)]
-
-
-def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, Role]:
+def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, str]:
     """The user's roles by parameter; a pattern that matches nothing, or two that match one parameter, raise."""
-    chosen: dict[str, tuple[str, Role]] = {}
+    chosen: dict[str, tuple[str, str]] = {}
     for pattern, role in roles.items():
-        if role not in ROLES:
-            raise UnknownNameError("role", role, ROLES)
         names = [entry.name for entry in found if fnmatch.fnmatchcase(entry.name, pattern)]
         if not names:
             near = ", ".join(sorted({entry.template for entry in found})[:3])
@@ -101,57 +81,133 @@ class _Reader:
     model: str
     found: Sequence[Entry]
     config: ConfigFacts
-    chosen: Mapping[str, Role]
+    chosen: Mapping[str, str]
     output: nn.Module | None
     """The readout, where the model says which module that is."""
+    measured: Measured | None
+    failed: str | None
+    """Why no forward pass could be followed."""
 
     def facts(self) -> ModelFacts:
+        self.seen = None if self.measured is None else Seen(self.measured, self.found)
         self.tokens = self._token_embedding()
-        embedded, self.vocabulary = self._fans(self.tokens, "embedding")
-        self.width = self.config.width or embedded
-        self.depths = self._depths()
+        self.vocabulary = None if self.tokens is None else self._fans(self.tokens, "embedding")[1]
+        self.width = self._width()
         self.linears = [e for e in self.found if e.stack is None and e.kind == "linear" and e.leaf == "weight"]
-        roles: dict[str, Role | None] = {entry.name: self._role(entry) for entry in self.found}
-        self._refuse([entry for entry in self.found if roles[entry.name] is None])
-        self.matrices = {entry.path: roles[entry.name] for entry in self.found if len(entry.shape) > 1}
+        self.has_numbers = has_numbers(self.found)
+        verdicts = {entry.name: self._verdict(entry) for entry in self.found}
+        refusing.refuse(self.model, self.found, verdicts, self.seen)
+        self.roles: dict[str, Role] = {name: verdict.role for name, verdict in verdicts.items() if verdict.role}
+        self.depths = self._depths()
+        self.matrices = {entry.path: self.roles[entry.name] for entry in self.found if len(entry.shape) > 1}
         blocks = [entry for entry in self.found if entry.stack is not None]
         self.fans = {size for entry in blocks if len(entry.shape) > 1 for size in entry.shape[-2:]}
-        facts = {entry.name: self._fact(entry, roles[entry.name]) for entry in self.found}
+        facts = {entry.name: self._fact(entry, verdicts[entry.name].evidence) for entry in self.found}
         facts = self._with_repetitions(facts)
-        self._check(facts)
-        gains = [e.name for e in self.found if e.stack is None and roles[e.name] == "gain" and e.shape == (self.width,)]
+        tied = self._tied(facts)
+        self._check(facts, tied=tied)
         config = self.config
+        final_gain, final_norm = self._final()
+        r = max((fact.repetitions for fact in facts.values()), default=1)
+        kv_heads = config.kv_heads or (config.heads and config.heads // r)
         return ModelFacts(
-            facts, self.width, max(self.depths.values(), default=0), config.heads, config.kv_heads, config.head_dim,
-            gains[-1] if gains else None, readout_multiplier=config.readout_multiplier, settings=config.settings,
-            readout_module=self._readout_module(facts),
+            facts, self.width, max(self.depths.values(), default=0), config.heads, kv_heads, config.head_dim,
+            final_gain, final_norm, readout_multiplier=self._readout_multiplier(tied), not_followed=self.failed,
+            settings=config.settings, readout_module=self._readout_module(facts),
+            tied_table=self.tokens.name if tied and self.tokens is not None else None,
         )  # fmt: skip
 
-    def _readout_module(self, facts: Mapping[str, ParameterFact]) -> str | None:
-        names = [fact.name for fact in facts.values() if fact.role == "readout"] or self.tokens.tied
-        return names[-1].rpartition(".")[0] if names else None
+    # The skeleton
 
-    def _token_embedding(self) -> Entry:
+    def _token_embedding(self) -> Entry | None:
         tables = [e for e in self.found if e.kind == "embedding" and e.stack is None and not _POSITION.search(e.name)]
-        tables = [e for e in self.found if self.chosen.get(e.name) == "embedding"] or tables
-        if not tables:
+        if self.measured is not None:
+            looked_up = [e for e in self.found if self.measured.looked_up(e.name) and len(e.shape) == 2]
+            used = [e for e in looked_up if self.measured.factor(e.name) is not None and not _POSITION.search(e.name)]
+            tables = [e for e in tables if e in used] or used or tables
+        tables = [e for e in self.found if self.chosen.get(e.name, "").removesuffix("!") == "embedding"] or tables
+        if tables:
+            return max(tables, key=lambda entry: entry.shape[0])
+        if self.measured is None:
             raise UnreadableModelError(
-                f"{self.model} has no token embedding (nn.Embedding outside of the blocks). Name it: "
-                'roles={"…": "embedding"}.'
+                f"{self.model} has no token embedding (nn.Embedding outside of the blocks), and its forward pass could "
+                f'not be followed ({self.failed}). Name it: roles={{"…": "embedding"}}, or give inputs={{…}}.'
             )
-        return max(tables, key=lambda entry: entry.shape[0])
+        return None
+
+    def _width(self) -> int:
+        """The width of the residual stream: what the config says, or the size of what is added to it."""
+        if self.config.width:
+            return self.config.width
+        if self.tokens is not None:
+            return self._fans(self.tokens, "embedding")[0]
+        assert self.measured is not None
+        sizes = Counter(self._fans(e, "hidden")[0] for e in self.found if e.name in self.measured.ends)
+        if sizes:
+            return sizes.most_common(1)[0][0]
+        readouts = [e for e in self.found if e.name in self.measured.readouts]
+        if readouts:
+            return self._fans(readouts[-1], "readout")[1]
+        raise UnreadableModelError(
+            f"{self.model} has no embedding, no residual stream and no readout that a forward pass shows, so its width "
+            'is not known. Name the embedding or the readout: roles={"…": "readout"}.'
+        )
 
     def _depths(self) -> dict[str, int]:
+        """The number of blocks of each stack. Blocks that share their weights count as often as they are used."""
         blocks = {(e.stack, e.block) for e in self.found if e.stack is not None and len(e.shape) > 1}
-        return dict(Counter(stack for stack, _ in blocks))
+        depths = dict(Counter(stack for stack, _ in blocks))
+        return {stack: count * self._times(stack) for stack, count in depths.items() if stack is not None}
 
-    def _role(self, entry: Entry) -> Role | None:
-        if entry.name in self.chosen:
-            return self.chosen[entry.name]
-        if len(entry.shape) <= 1 or entry.leaf.endswith("bias") or entry.kind == "norm":
+    def _times(self, stack: str | None) -> int:
+        """How often each block of a stack runs in one forward pass."""
+        measured = self.measured
+        if measured is None:
+            return 1
+        plain = [e for e in self.found if e.stack == stack and self.roles.get(e.name) in BRANCH_OUTPUTS]
+        counts = [measured.times(e.name) for e in plain if self.roles[e.name] != "expert_out" and len(e.shape) == 2]
+        counts = [count for count in counts if count]
+        return min(counts) if counts else 1
+
+    def _final(self) -> tuple[str | None, str | None]:
+        """The gain and the module of the norm before the readout."""
+        if self.measured is None:
+            gains = [
+                e for e in self.found if e.stack is None and self.roles[e.name] == "gain" and e.shape == (self.width,)
+            ]
+            return (gains[-1].name, gains[-1].name.rpartition(".")[0]) if gains else (None, None)
+        norm = self.measured.final_norm
+        if norm is None:
+            return None, None
+        gain = norm.gain if norm.gain and len(self.measured.uses(norm.gain, "gain")) == 1 else None
+        return gain, gain.rpartition(".")[0] if gain else norm.module
+
+    def _tied(self, facts: Mapping[str, ParameterFact]) -> bool:
+        """Whether the embedding is the readout too: the same tensor, or the same parameter used twice."""
+        if self.tokens is None:
+            return False
+        by_use = self.measured is not None and self.tokens.name in self.measured.readouts
+        return by_use or (bool(self.tokens.tied) and not any(fact.role == "readout" for fact in facts.values()))
+
+    def _readout_module(self, facts: Mapping[str, ParameterFact]) -> str | None:
+        names = [fact.name for fact in facts.values() if fact.role == "readout"]
+        names = names or list(self.tokens.tied if self.tokens is not None else ())
+        return names[-1].rpartition(".")[0] if names else None
+
+    # Roles
+
+    def _verdict(self, entry: Entry) -> Verdict:
+        return settle(entry, self._named(entry), self.chosen.get(entry.name), self.seen)
+
+    def _named(self, entry: Entry) -> Role | None:
+        """The role that a name claims, if the shape can be that."""
+        looked_up = self.measured is not None and self.measured.looked_up(entry.name)
+        if len(entry.shape) <= 1 or (entry.leaf.endswith("bias") and not looked_up) or entry.kind == "norm":
             return self._vector_role(entry)
         if entry.stack is None:
             return self._outer_role(entry)
+        if entry.kind == "embedding":
+            return "position" if _POSITION.search(entry.name) else None
         path = entry.inside if entry.leaf == "weight" else f"{entry.inside}.{entry.leaf}"
         role = matrix_role(path)
         return role if role is None or self._fits(entry, role) else None
@@ -170,9 +226,17 @@ class _Reader:
             return "position" if _POSITION.search(entry.name) and entry is not self.tokens else "embedding"
         if entry.kind == "linear" and entry.leaf == "weight":
             n_out = entry.shape[1] if entry.transposed else entry.shape[0]
-            if entry.owner is self.output or (n_out == self.vocabulary and entry is self.linears[-1]):
+            claims = entry.owner is self.output or (n_out == self.vocabulary and entry is self.linears[-1])
+            if claims and not self._shown_otherwise(entry):
                 return "readout"
-        return outer_matrix_role(entry.inside) if entry.kind == "linear" else None
+            path = entry.inside
+            return outer_matrix_role(path) or (matrix_role(path) if "lora_" in path else None)
+        return None
+
+    def _shown_otherwise(self, entry: Entry) -> bool:
+        """Whether a forward pass shows other readouts than this: a width may be equal to the vocabulary by chance."""
+        seen = self.measured
+        return seen is not None and seen.seen(entry.name) and bool(seen.readouts) and entry.name not in seen.readouts
 
     def _fits(self, entry: Entry, role: Role) -> bool:
         """Whether a shape can be what the name claims; a claim that fails is no role at all."""
@@ -181,19 +245,61 @@ class _Reader:
             return n_in == self.width and (n_out == 1 or n_out == self.config.experts)
         if role in BRANCH_OUTPUTS:
             return n_out == self.width
-        if role in ("query", "key", "value", "fused_qkv", "mlp_in", "expert_in", "low_rank_down"):
+        if (
+            role in ("query", "key", "value", "fused_qkv", "mlp_in", "expert_in", "low_rank_down")
+            and "lora" not in entry.path
+        ):
             return n_in == self.width
         return True
 
+    # Fans
+
+    def _is_kernel(self, entry: Entry) -> bool:
+        by_use = self.measured is not None and bool(self.measured.uses(entry.name, "convolution"))
+        return len(entry.shape) > 2 and (by_use or entry.kind == "convolution")
+
     def _fans(self, entry: Entry, role: Role) -> tuple[int, int]:
-        if len(entry.shape) == 1:
-            return entry.shape[0], 1
-        if role in ("embedding", "position") and entry.kind != "linear":
-            return entry.shape[1], entry.shape[0]
+        """Outputs and inputs."""
+        if len(entry.shape) <= 1:
+            return math.prod(entry.shape), 1
+        if self._is_kernel(entry):
+            return self._kernel_fans(entry)
+        if role in ("embedding", "position") and not self._multiplies(entry):
+            return entry.shape[-1], math.prod(entry.shape[:-1])
         n_out, n_in = entry.shape[-2:]
         return (n_in, n_out) if self._is_transposed(entry) else (n_out, n_in)
 
+    def _kernel_fans(self, entry: Entry) -> tuple[int, int]:
+        """Of a convolution: its output channels, and the entries that each of them takes in."""
+        owner: Any = entry.owner
+        groups = self.measured.groups(entry.name) if self.measured is not None else getattr(owner, "groups", 1)
+        places = math.prod(entry.shape[2:])
+        if self._out_axis(entry, "hidden") == 1:  # a transposed convolution is stored as (in, out / groups, …)
+            return entry.shape[1] * groups, entry.shape[0] // groups * places
+        return entry.shape[0], entry.shape[1] * places
+
+    def _multiplies(self, entry: Entry) -> bool:
+        """Whether a table is applied as a matrix (a projection of patches), instead of being looked up."""
+        if self.measured is not None and self.measured.seen(entry.name):
+            return self.measured.multiplies(entry.name) and not self.measured.looked_up(entry.name)
+        return entry.kind in ("linear", "convolution")
+
+    def _out_axis(self, entry: Entry, role: Role) -> int:
+        if len(entry.shape) <= 1:
+            return 0
+        if self._is_kernel(entry):
+            uses = [] if self.measured is None else self.measured.uses(entry.name, "convolution")
+            transposed = uses[0].out_axis == 1 if uses else bool(getattr(entry.owner, "transposed", False))
+            return 1 if transposed else 0
+        if role in ("embedding", "position") and not self._multiplies(entry):
+            return len(entry.shape) - 1
+        return len(entry.shape) - (1 if self._is_transposed(entry) else 2)
+
     def _is_transposed(self, entry: Entry) -> bool:
+        """Whether the last axis holds the outputs: as the forward pass uses it, or as its module is known to do."""
+        axis = None if self.measured is None else self.measured.out_axis(entry.name)
+        if axis is not None and not (self.measured is not None and self.measured.looked_up(entry.name)):
+            return axis == -1
         if len(entry.shape) == 3:
             return bool(getattr(entry.owner, "is_transposed", self._in_comes_first(entry)))
         return entry.transposed
@@ -203,12 +309,14 @@ class _Reader:
         first = next((p for name, p in entry.owner.named_parameters() if re.search(r"gate|up|w1", name)), None)
         return first is not None and first.ndim == 3 and first.shape[1] == self.width != first.shape[2]
 
-    def _fact(self, entry: Entry, role: Role | None) -> ParameterFact:
-        assert role is not None
+    # Facts
+
+    def _fact(self, entry: Entry, evidence: str) -> ParameterFact:
+        role = self.roles[entry.name]
         n_out, n_in = self._fans(entry, role)
-        looked_up = role in ("embedding", "position") and entry.kind != "linear"
-        out_axis = 1 if looked_up else len(entry.shape) - (1 if self._is_transposed(entry) else 2)
         expert = role in ("expert_in", "expert_out")
+        end = self._end(entry)
+        offset = self._offset(entry, role)
         config = self.config
         return ParameterFact(
             name=entry.name,
@@ -216,36 +324,135 @@ class _Reader:
             role=role,
             fan_in=n_in,
             fan_out=n_out,
-            out_axis=max(out_axis, 0),
+            out_axis=self._out_axis(entry, role),
             width=self.width,
             depth=None if entry.stack is None else self.depths.get(entry.stack),
-            output=_ends_branch(entry, role),
+            output=self._ends_branch(entry, role),
             inner=config.heads * config.head_dim if config.heads and config.head_dim else None,
             active=(config.active_experts or 1) / config.experts if expert and config.experts else 1.0,
             forward_multiplier=self._forward_multiplier(entry, role),
             fixed=role in ("gain", "bias") and self._is_fixed(entry),
-            offset=_offset(type(entry.owner)) if role == "gain" else 0.0,
-            start=_start(entry, role),
+            offset=offset,
+            start=self._start(entry, role, offset),
+            normed_by=self._normed_by(end),
+            post_norm=end is not None and end.stream_normed,
+            kernel=self._is_kernel(entry),
+            made=made(entry) if self.has_numbers or not entry.tensor.requires_grad else "unknown",
+            evidence=evidence,
             tied=entry.tied,
             template=entry.template,
         )
+
+    def _end(self, entry: Entry) -> End | None:
+        """The end of a branch that a matrix is, or that a bias belongs to."""
+        if self.measured is None:
+            return None
+        names = [entry.name, *self.measured.bias_of(entry.name)] if len(entry.shape) <= 1 else [entry.name]
+        return next((self.measured.ends[name] for name in names if name in self.measured.ends), None)
+
+    def _normed_by(self, end: End | None) -> str | None:
+        """The module of the norm that takes a branch's output: where its gain is, or where it runs."""
+        if end is None or end.normed_by is None:
+            return None
+        gain = end.normed_by.gain
+        return gain.rpartition(".")[0] if gain else end.normed_by.module
+
+    def _ends_branch(self, entry: Entry, role: Role) -> bool:
+        """Whether a residual branch ends in it: in a matrix, or in that matrix's bias."""
+        if role in ("gain", "frozen", "embedding", "position"):
+            return False
+        seen = self.measured is not None and self.measured.seen(entry.name) and self.measured.has_stream
+        if seen and role != "bias":
+            return self._end(entry) is not None or role in BRANCH_OUTPUTS
+        if self._end(entry) is not None:
+            return True
+        if role != "bias":
+            return role in BRANCH_OUTPUTS
+        if seen and not (len(entry.shape) > 1):
+            return False
+        beside = entry.inside if entry.leaf == "bias" else f"{entry.inside}.{entry.leaf.removesuffix('_bias')}"
+        if entry.leaf == "bias" and self.matrices.get(entry.path) is not None:
+            return self.matrices[entry.path] in BRANCH_OUTPUTS
+        return matrix_role(beside) in BRANCH_OUTPUTS
 
     def _is_fixed(self, entry: Entry) -> bool:
         """Whether a vector keeps its length at any width: a gain that all heads share, a bias of logits or scores."""
         size = math.prod(entry.shape)
         if entry.kind != "norm":
-            return size == 1 or self.matrices.get(entry.path) in ("readout", "router")
-        return size != self.width and (size in (1, self.config.head_dim) or size not in self.fans)
+            of = [] if self.measured is None else self.measured.bias_of(entry.name)
+            roles = {self.roles[name] for name in of if name in self.roles}
+            tied_logits = self.tokens is not None and self.tokens.name in of
+            layers = self.roles[entry.name] == "gain" and size == max(self.depths.values(), default=0)
+            return (
+                size == 1
+                or layers
+                or tied_logits
+                or bool(({self.matrices.get(entry.path)} | roles) & {"readout", "router"})
+            )
+        return size < self.width and (size == (self.config.head_dim) or size not in self.fans)
+
+    def _offset(self, entry: Entry, role: Role) -> float:
+        """A gain that acts as weight + offset has that offset, by the forward pass."""
+        if role != "gain" or self.measured is None:
+            return 0.0
+        gain = self.measured.gain(entry.name)
+        scales = self.measured.uses(entry.name, "scale")
+        return gain.offset if gain is not None else scales[0].offset if scales else 0.0
+
+    def _start(self, entry: Entry, role: Role, offset: float) -> float | None:
+        of_norm = entry.kind == "norm" or (self.measured is not None and self.measured.gain(entry.name) is not None)
+        return start_of(entry, role, offset, of_norm=of_norm, numbers=self.has_numbers)
+
+    # Constants of the forward pass
 
     def _forward_multiplier(self, entry: Entry, role: Role) -> float:
         if role == "embedding" and entry is self.tokens:
-            return self.config.embedding_multiplier * _embedding_scale(entry.owner)
+            named = self.config.embedding_multiplier * _embedding_scale(entry.owner)
+            seen = None if self.measured is None else self._table_factor(entry)
+            return self._agreed(f"the embedding {entry.name}", named, seen)
+        if role in ("embedding", "position") and self.measured is not None and len(entry.shape) > 1:
+            return self._agreed(entry.name, 1.0, self._table_factor(entry))
         if role == "readout" or (role == "bias" and entry.owner is self.output):
-            return self.config.readout_multiplier
-        return self.config.residual_multiplier if _ends_branch(entry, role) else 1.0
+            return self._logit_factor(entry.name if role == "readout" else None)
+        if not self._ends_branch(entry, role):
+            return 1.0
+        end = self._end(entry)
+        return self._agreed(
+            f"the branch that ends in {entry.name}", self.config.residual_multiplier, end and end.factor
+        )
+
+    def _table_factor(self, entry: Entry) -> float | None:
+        assert self.measured is not None
+        uses = self.measured.uses(entry.name, "lookup", "added")
+        numbers = [use.source for use in uses if use.source is not None]
+        found = [total[number] for total in self.measured.trace.sums for number in numbers if number in total]
+        return found[-1] if found else None
+
+    def _logit_factor(self, name: str | None) -> float:
+        seen = None
+        if self.measured is not None:
+            readouts = self.measured.readouts
+            seen = readouts.get(name) if name else next(iter(readouts.values()), None)
+        return self._agreed("the logits", self.config.readout_multiplier, seen)
+
+    def _readout_multiplier(self, tied: bool) -> float:
+        return self._logit_factor(self.tokens.name if tied and self.tokens is not None else None)
+
+    def _agreed(self, what: str, named: float, seen: float | None) -> float:
+        """The constant that a forward pass shows; the config may leave it out, and must not say another."""
+        if seen is None or math.isnan(seen):
+            return named
+        if named != 1 and abs(seen - named) > 1e-6 * abs(named):
+            raise UnreadableModelError(
+                f"{self.model}: the config says that the forward pass multiplies {what} by {named:.6g}, and a forward "
+                f"pass shows {seen:.6g}. Fix the config, or pass its key in ignore=[…]."
+            )
+        return seen
+
+    # Sharing of keys and values
 
     def _with_repetitions(self, facts: dict[str, ParameterFact]) -> dict[str, ParameterFact]:
-        """Repetitions of keys and values: by the rows of their own attention, which the config must confirm."""
+        """Repetitions of keys and values: by the forward pass and by the rows, which the config must confirm."""
         return {name: self._repeated(fact, facts) for name, fact in facts.items()}
 
     def _repeated(self, fact: ParameterFact, facts: Mapping[str, ParameterFact]) -> ParameterFact:
@@ -253,60 +460,72 @@ class _Reader:
             return self._fused(fact)
         if fact.role not in ("key", "value"):
             return fact
-        heads, kv_heads, head_dim = self.config.heads, self.config.kv_heads, self.config.head_dim
+        seen = None if self.measured is None else self.measured.repetitions(fact.name)
+        heads, head_dim = self.config.heads, self.config.head_dim
+        kv_heads = self.config.kv_heads or (heads // seen if heads and seen else heads)
         if heads and kv_heads and head_dim:
             if fact.role == "key" and fact.fan_out != kv_heads * head_dim:
                 raise UnreadableModelError(
                     f"{fact.name} has {fact.fan_out} outputs, but the config says {kv_heads} key/value heads of "
-                    f"{head_dim}, that is {kv_heads * head_dim}. Mend the config, or pass a role for this parameter."
+                    f"{head_dim}, that is {kv_heads * head_dim}. Fix the config, or pass a role for this parameter."
                 )
+            self._same_sharing(fact, heads // kv_heads, seen)
             return replace(fact, repetitions=heads // kv_heads)
-        path = fact.name.rsplit(".", 2)[0]
-        query = next((f for f in facts.values() if f.role == "query" and f.name.rsplit(".", 2)[0] == path), None)
+        query = self._query_beside(fact, facts)
+        if seen is not None:
+            return replace(fact, repetitions=seen, inner=query.fan_out if query else fact.fan_out * seen)
         if query is None or query.fan_out % fact.fan_out:
             rows = "no query beside it" if query is None else f"{query.fan_out} query outputs, not a multiple"
             raise UnreadableModelError(f"{fact.name} has {fact.fan_out} outputs and {rows}: repetitions are unclear.")
         return replace(fact, repetitions=query.fan_out // fact.fan_out, inner=query.fan_out)
 
+    def _query_beside(self, fact: ParameterFact, facts: Mapping[str, ParameterFact]) -> ParameterFact | None:
+        path = fact.name.rsplit(".", 2)[0]
+        return next((f for f in facts.values() if f.role == "query" and f.name.rsplit(".", 2)[0] == path), None)
+
+    def _same_sharing(self, fact: ParameterFact, named: int, seen: int | None) -> None:
+        if seen is not None and seen != named:
+            raise UnreadableModelError(
+                f"{fact.name}: the config says that {named} query heads share a key/value head, and a forward pass "
+                f"shows {seen}. Fix the config."
+            )
+
     def _fused(self, fact: ParameterFact) -> ParameterFact:
-        heads, kv_heads, head_dim = self.config.heads, self.config.kv_heads, self.config.head_dim
-        if not (heads and kv_heads and head_dim):
+        heads, head_dim = self.config.heads, self.config.head_dim
+        seen = None if self.measured is None else self.measured.blocks(fact.name)
+        shared = None if self.measured is None else self.measured.repetitions(fact.name)
+        kv_heads = self.config.kv_heads or (heads // shared if heads and shared else heads)
+        if heads and kv_heads and head_dim:
+            rows = (heads + 2 * kv_heads) * head_dim
+            if fact.fan_out != rows:
+                raise UnreadableModelError(
+                    f"{fact.name} has {fact.fan_out} outputs, but the config has {heads} + 2·{kv_heads} heads of "
+                    f"{head_dim}, that is {rows}. Fix the config, or pass a role for this parameter."
+                )
+            self._same_sharing(fact, heads // kv_heads, shared)
+            shared = heads // kv_heads
+        elif shared is None:
             raise UnreadableModelError(
-                f"{fact.name} holds queries, keys and values, but there is no config with heads."
+                f"{fact.name} holds queries, keys and values. There is no config with heads, and a forward pass does "
+                f"not show how they are shared{f' ({self.failed})' if self.failed else ''}. Split the matrix, or give "
+                "the model a config with num_attention_heads, num_key_value_heads and head_dim."
             )
-        rows = (heads + 2 * kv_heads) * head_dim
-        if fact.fan_out != rows:
-            raise UnreadableModelError(
-                f"{fact.name} has {fact.fan_out} outputs, but the config has {heads} + 2·{kv_heads} heads of "
-                f"{head_dim}, that is {rows}. Mend the config, or pass a role for this parameter."
-            )
+        if seen is not None:
+            return replace(fact, repetitions=shared, blocks=seen)
         entry = next(entry for entry in self.found if entry.name == fact.name)
-        layout = fused_layout(type(entry.parent).__name__, entry.path.rpartition(".")[2], heads // kv_heads)
-        blocks = _blocks(heads, kv_heads, head_dim, layout) if layout else ()
-        return replace(fact, repetitions=heads // kv_heads, blocks=blocks)
+        layout = fused_layout(type(entry.parent), entry.path.rpartition(".")[2], shared)
+        known = layout is not None and heads and kv_heads and head_dim
+        blocks = _blocks(heads or 0, kv_heads or 0, head_dim or 0, layout) if known and layout else ()
+        evidence = fact.evidence if fact.evidence != CONFIRMED else "name; the order of its rows by the class"
+        return replace(fact, repetitions=shared, blocks=blocks, evidence=evidence)
 
-    def _refuse(self, unknown: Sequence[Entry]) -> None:
-        if not unknown:
-            return
-        templates = Counter((entry.template, entry.shape) for entry in unknown)
-        rows = [
-            f"  {template} {shape}" + (f" × {count}" if count > 1 else "")
-            for (template, shape), count in templates.items()
-        ]
-        shown = rows[:12] + ([f"  … and {len(rows) - 12} more"] if len(rows) > 12 else [])
-        example = next(iter(templates))[0]
-        raise UnreadableModelError(
-            f"{self.model}: {len(unknown)} parameters are not understood:\n"
-            + "\n".join(shown)
-            + f'\nSay what they are: roles={{"{example}": "hidden"}} (--role "{example}=hidden" on the command line). '
-            f"Roles: {', '.join(ROLES)}."
-        )
-
-    def _check(self, facts: Mapping[str, ParameterFact]) -> None:
-        if not self.tokens.tied and not any(fact.role == "readout" for fact in facts.values()):
+    def _check(self, facts: Mapping[str, ParameterFact], *, tied: bool) -> None:
+        """A model that returns its stream needs no readout; where nothing was followed, one must be named."""
+        if self.measured is None and not tied and not any(fact.role == "readout" for fact in facts.values()):
             raise UnreadableModelError(
-                f"{self.model} has no readout: no matrix outside of the blocks has {self.vocabulary} outputs, and "
-                'the embedding is not tied. Name it: roles={"…": "readout"}.'
+                f"{self.model} has no readout: no matrix outside of the blocks has {self.vocabulary} outputs, the "
+                f"embedding is not tied, and its forward pass could not be followed ({self.failed}). Name it: "
+                'roles={"…": "readout"}, or give inputs={…}.'
             )
 
 
@@ -319,7 +538,7 @@ def _blocks(heads: int, kv_heads: int, head_dim: int, layout: Layout) -> tuple[B
         r = heads // kv_heads
         starts = [group * (r + 2) * head_dim for group in range(kv_heads)]
         parts = [(0, r), (r, r + 1), (r + 1, r + 2)]
-        slices = [tuple((s + low * head_dim, s + high * head_dim) for s in starts) for low, high in parts]
+        slices = [tuple((s + first * head_dim, s + last * head_dim) for s in starts) for first, last in parts]
     return tuple(Block(role, rows) for role, rows in zip(("query", "key", "value"), slices, strict=True))
 
 
@@ -330,27 +549,3 @@ def _embedding_scale(owner: Any) -> float:
         if isinstance(scale, int | float):
             return float(scale)
     return 1.0
-
-
-def _ends_branch(entry: Entry, role: Role) -> bool:
-    """Whether a residual branch ends in it: in a matrix, or in that matrix's bias, in its module or named `w2_bias`."""
-    if role != "bias":
-        return role in BRANCH_OUTPUTS
-    beside = entry.inside if entry.leaf == "bias" else f"{entry.inside}.{entry.leaf.removesuffix('_bias')}"
-    return matrix_role(beside) in BRANCH_OUTPUTS
-
-
-def _start(entry: Entry, role: Role) -> float | None:
-    if role == "gain" and entry.kind == "norm":
-        return 1.0
-    return 0.0 if role == "bias" and entry.leaf.endswith("bias") else None
-
-
-@functools.cache
-def _offset(norm: type[nn.Module]) -> float:
-    """1 for a norm that multiplies by 1 + weight, as its source shows."""
-    try:
-        source = inspect.getsource(norm)
-    except (OSError, TypeError):
-        return 0.0
-    return 1.0 if re.search(r"\b1(?:\.0)? \+ self\.weight|self\.weight(?:\.float\(\))? \+ 1", source) else 0.0

@@ -85,7 +85,8 @@ class TensorSpec:
 class Reading:
     """What a model cannot say by itself: roles by pattern, keys of the config to ignore, inputs of its forward pass.
 
-    roles   {"*.mixer.in_proj.weight": "hidden"}: what parameters are, by a pattern on their names
+    roles   {"*.mixer.in_proj.weight": "hidden"}: what parameters are, by a pattern on their names. "hidden!" insists,
+            where a forward pass seems to show something else
     ignore  keys of the config that look like multipliers and do not change with width or depth
     inputs  arguments of the forward pass, positional or by name, for a model that does not take tokens alone. A tensor
             is kept as its type and shape, and may be written like that: {"pixel_values": "float32[1,3,32,32]"}
@@ -105,7 +106,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         for pattern, role in self.roles.items():
-            if role not in ROLES:
+            if role.removesuffix("!") not in ROLES:
                 raise UnknownNameError(f"role for {pattern}", role, ROLES)
         object.__setattr__(self, "roles", dict(self.roles))
         object.__setattr__(self, "ignore", tuple(self.ignore))

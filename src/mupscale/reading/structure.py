@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-Kind = Literal["embedding", "linear", "norm", "other"]
+Kind = Literal["embedding", "linear", "convolution", "norm", "other"]
 
 # Components that wrappers put into names: DistributedDataParallel, torch.compile, FSDP 1 and activation checkpointing.
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """A parameter where it stands. `inside` is the owner's path from its block inward (or its whole path)."""
 
@@ -23,6 +23,7 @@ class Entry:
     path: str
     """The owner's path in the model as it is, wrappers included."""
     leaf: str
+    tensor: Tensor
     owner: nn.Module
     parent: nn.Module
     """The module that holds the owner: the attention, for one of its projections."""
@@ -85,7 +86,9 @@ def entries(model: nn.Module) -> Iterator[Entry]:
         shape = tuple(tensors[key].shape)
         tied = tuple(bare_name(name) for name in others)
         parent = modules[path.rpartition(".")[0]]
-        yield Entry(bare_name(first), tied, shape, path, leaf, owner, parent, kind_of(owner), stack, block, inside)
+        yield Entry(
+            bare_name(first), tied, shape, path, leaf, tensors[key], owner, parent, kind_of(owner), stack, block, inside
+        )
 
 
 def _place(path: str) -> tuple[str | None, int | None, str]:
@@ -108,6 +111,8 @@ def kind_of(owner: nn.Module) -> Kind:
         return "embedding"
     if isinstance(owner, nn.Linear) or hasattr(owner, "nf"):
         return "linear"
+    if isinstance(owner, nn.modules.conv._ConvNd):  # pyright: ignore[reportPrivateUsage]
+        return "convolution"
     if "norm" in name or isinstance(owner, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
         return "norm"
     return "other"

@@ -16,6 +16,9 @@ _ATTENTION = r"(?:attn|attention|self_attention|mixer|self)"
 _MATRICES: Sequence[tuple[str, Role]] = [
     # The indexer of sparse attention chooses keys; its matrices are ordinary ones.
     (r"(?:.*\.)?indexer\.(?:wk|k_proj|weights_proj)", "hidden"),
+    # Adapters: the frozen weight is the base_layer, the two factors are the adapter's.
+    (r"(?:.*\.)?lora_A(?:\.\w+)?", "low_rank_down"),
+    (r"(?:.*\.)?lora_B(?:\.\w+)?", "low_rank_up"),
     # Low-rank attention (MLA), before the plain projections that its names contain.
     (r"(?:q_a_proj|kv_a_proj_with_mqa|kv_a_proj|q_down_proj|kv_down_proj|wq_a|wkv_a)", "low_rank_down"),
     (r"(?:q_b_proj|kv_b_proj|q_gate_proj|q_up_proj|kv_up_proj|wq_b|wkv_b)", "low_rank_up"),
@@ -74,22 +77,22 @@ def matrix_role(path: str) -> Role | None:
     >>> matrix_role("mixer.in_proj") is None
     True
     """
+    path = path.removesuffix(".base_layer")
     return next((role for pattern, role in _COMPILED if pattern.match(path)), None)
 
 
 Layout = Literal["one after the other", "by group"]
 
 
-def fused_layout(attention: str, projection: str, repetitions: int) -> Layout | None:
-    """How a fused matrix holds q, k and v, by the class of its attention and its name; None where it is not known.
+def fused_layout(attention: type, projection: str, repetitions: int) -> Layout | None:
+    """How a fused matrix of transformers holds q, k and v, by the class of its attention; None where it is not known.
 
     One after the other (all queries, all keys, all values), or by group (for each key/value head its queries, its key
-    and its value), which without sharing is q, k, v head by head.
-
-    >>> fused_layout("Phi3Attention", "qkv_proj", 4), fused_layout("GPTNeoXAttention", "query_key_value", 1)
-    ('one after the other', 'by group')
+    and its value), which without sharing is q, k, v head by head. Classes of others may do as they like: their layout
+    is known only by following a forward pass.
     """
-    if attention.startswith("CodeGen"):  # in four parts, each q, v, k
+    name = attention.__name__
+    if not attention.__module__.startswith(("transformers.", "mupscale.")) or name.startswith("CodeGen"):
         return None
-    head_by_head = attention.startswith("GPTBigCode") and repetitions == 1
+    head_by_head = name.startswith("GPTBigCode") and repetitions == 1
     return "by group" if projection == "query_key_value" or head_by_head else "one after the other"
