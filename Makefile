@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.complete
 TITAN := .venv/torchtitan
+TIMM := .venv/timm
 WORKERS ?= 2
 
 
@@ -20,8 +21,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
-	@# What the tests compare with. Without what it asks for: a torchvision that does not fit torch breaks transformers.
-	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt mup
+	@# What the tests compare with. Without what they ask for: a torchvision that does not fit torch breaks transformers.
+	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt mup diffusers
+	@# timm in a folder of its own: transformers imports it where it sees it, and fails without torchvision.
+	@rm -rf $(TIMM)
+	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --target $(TIMM) timm
 	@touch $(STAMP)
 
 # The studies' tests start a PostgreSQL server of their own.
