@@ -58,7 +58,7 @@ lint: venv  ## style, formatting and strict types
 test: lint postgres browser torchtitan  ## what CI runs
 	@# A file runs in one process, so that what its tests share is made once; in order, so that small ones come last.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(TITAN) TORCHTITAN=1 $(BIN)/python -m pytest -q tests/recipes/test_torchtitan.py
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(TITAN) TORCHTITAN=1 $(BIN)/python -m pytest -q tests/recipes/test_torchtitan.py tests/foreign/test_torchtitan.py
 
 demo: venv  ## derive, check, sweep, report, and a recipe for Llama-3 8B: some minutes
 	@$(BIN)/mupscale demo

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu, rms_norm, scaled_dot_product_attention, silu
 
+WORDS = 250
+"""No width here is as large."""
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention on (batch, tokens, heads, head_dim); several heads of q may share one of k and v."""
@@ -38,7 +41,7 @@ class LitConfig:
     n_head: int
     n_query_groups: int
     head_size: int = 16
-    padded_vocab_size: int = 256
+    padded_vocab_size: int = WORDS
     unit_offset: bool = False
     interleaved: bool = False
     """As older versions store q, k and v: for each group its queries, its key, its value; the matrix is `attn.attn`."""
@@ -175,20 +178,20 @@ class ChatBlock(nn.Module):
 
 
 class ChatGPT(nn.Module):
-    def __init__(self, width: int, depth: int, kv_heads: int, vocabulary: int = 256) -> None:
+    def __init__(self, width: int, depth: int, kv_heads: int, value_tables: bool) -> None:
         super().__init__()
         heads = width // 16
-        with_values = [i % 2 == (depth - 1) % 2 for i in range(depth)]
+        with_values = [value_tables and i % 2 == (depth - 1) % 2 for i in range(depth)]
         self.transformer = nn.ModuleDict(
             {
-                "wte": nn.Embedding(vocabulary, width),
+                "wte": nn.Embedding(WORDS, width),
                 "h": nn.ModuleList(ChatBlock(width, heads, kv_heads, has) for has in with_values),
             }
         )
-        self.lm_head = nn.Linear(width, vocabulary, bias=False)
+        self.lm_head = nn.Linear(width, WORDS, bias=False)
         self.resid_lambdas = nn.Parameter(torch.ones(depth))
         self.x0_lambdas = nn.Parameter(torch.full((depth,), 0.1))
-        tables = {str(i): nn.Embedding(vocabulary, kv_heads * 16) for i, has in enumerate(with_values) if has}
+        tables = {str(i): nn.Embedding(WORDS, kv_heads * 16) for i, has in enumerate(with_values) if has}
         self.value_embeds = nn.ModuleDict(tables)
         self.init_weights()
 
@@ -212,5 +215,5 @@ class ChatGPT(nn.Module):
         return 15 * torch.tanh(logits / 15)
 
 
-def nanochat(width: int, depth: int = 2, n_kv_heads: int | None = None) -> ChatGPT:
-    return ChatGPT(width, depth, n_kv_heads or width // 16)
+def nanochat(width: int, depth: int = 2, n_kv_heads: int | None = None, *, value_tables: bool = True) -> ChatGPT:
+    return ChatGPT(width, depth, n_kv_heads or width // 16, value_tables)

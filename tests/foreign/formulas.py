@@ -23,11 +23,13 @@ class Numbers:
     eps: float
     std: float | None = None
     """None for what is not drawn."""
+    moved: float = 1.0
+    """The factor of the forward pass that is part of them: what is not drawn acts as this many times what it was."""
 
     def times(self, factor: float) -> "Numbers":
         """With a factor of the forward pass moved into the weight."""
         std = None if self.std is None else self.std * factor
-        return Numbers(self.lr * factor, self.decay / factor, self.eps / factor, std)
+        return Numbers(self.lr * factor, self.decay / factor, self.eps / factor, std, self.moved * factor)
 
 
 def hidden(m: float, n: float | None = None, L: float = 1) -> Numbers:
