@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.complete
 TITAN := .venv/torchtitan
+TIMM := .venv/timm
 WORKERS ?= 2
 
 
@@ -20,8 +21,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
-	@# What the tests compare with. Without what it asks for: a torchvision that does not fit torch breaks transformers.
-	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt mup
+	@# What the tests compare with. Without what they ask for: a torchvision that does not fit torch breaks transformers.
+	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt mup diffusers
+	@# timm in a folder of its own: transformers imports it where it sees it, and fails without torchvision.
+	@rm -rf $(TIMM)
+	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --target $(TIMM) timm
 	@touch $(STAMP)
 
 # The studies' tests start a PostgreSQL server of their own.
@@ -54,7 +58,7 @@ lint: venv  ## style, formatting and strict types
 test: lint postgres browser torchtitan  ## what CI runs
 	@# A file runs in one process, so that what its tests share is made once; in order, so that small ones come last.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(TITAN) TORCHTITAN=1 $(BIN)/python -m pytest -q tests/recipes/test_torchtitan.py
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(TITAN) TORCHTITAN=1 $(BIN)/python -m pytest -q tests/recipes/test_torchtitan.py tests/foreign/test_torchtitan.py
 
 demo: venv  ## derive, check, sweep, report, and a recipe for Llama-3 8B: some minutes
 	@$(BIN)/mupscale demo
