@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mupscale.studies import StudyConfig
+from mupscale.studies import Study, StudyConfig
 from mupscale.studies.searching import grid
 from mupscale.theory import RULES
 from mupscale.training import RunConfig
@@ -62,5 +62,11 @@ def test_the_range_of_sp_moves_down_by_an_octave_per_doubling_and_that_of_gqa_mu
         assert rates(name, rule) == [rate - octaves for rate in at_base[:count]]
 
 
-def test_the_rate_of_width_64_is_tried_at_512_with_one_value_per_rule():
-    assert [len(rates("512-at-64", rule)) for rule in ("sp", "sp-fan-in")] == [1, 1]
+def test_the_sp_rules_are_trained_at_512_with_the_rate_that_was_best_at_64():
+    losses: dict[float, list[float]] = {}
+    for trial in Study.open(RESULTS / "64").trials:
+        assert trial.loss is not None
+        losses.setdefault(trial.log2_lr, []).append(trial.loss)
+    best = min(losses, key=lambda rate: sum(losses[rate]))
+    assert {len(of_rate) for of_rate in losses.values()} == {3}
+    assert [rates("512-at-64", rule) for rule in ("sp", "sp-fan-in")] == [[best], [best]]
