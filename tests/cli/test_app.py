@@ -75,6 +75,7 @@ def test_derive_shows_the_steps_when_asked(capsys):
         (["--rule", "mup"], RULES["mup"]),
         (["--kv-factor", "sqrt(r)"], RULES["gqa-mup"].but(kv_factor="sqrt(r)")),
         (["--width", "none"], RULES["gqa-mup"].but(width="none")),
+        (["--width", "init"], RULES["gqa-mup"].but(width="init")),
         (["--decay-scaling", "none"], RULES["gqa-mup"].but(decay="none")),
         (["--eps", "none"], RULES["gqa-mup"].but(eps="none")),
     ],

@@ -8,6 +8,8 @@ from torch import nn
 
 import mupscale as mu
 from mupscale.errors import OptionError, PlanMismatchError, UnknownNameError
+from mupscale.models import GPT, GPTConfig
+from mupscale.theory import RULES
 from tests.planning.models import Fusable, hugging_face, model_and_base
 
 
@@ -26,6 +28,28 @@ def test_weights_have_the_std_of_the_plan_and_constants_are_set():
             assert spread == pytest.approx(3, rel=0.1)  # normal
         else:
             assert tensor.unique().item() == 1
+
+
+def test_with_width_init_weights_scale_as_those_of_torchs_own_linear_layers():
+    def gpt(width: int) -> GPT:
+        heads = {"n_heads": width // 16, "n_kv_heads": width // 64}
+        modern = {"positions": "rope", "norm": "rms", "feed_forward": "swiglu"}
+        return GPT(GPTConfig(width=width, depth=1, vocabulary=256, context=32, d_ff=3 * width, **heads, **modern))
+
+    def torch_std(layer: nn.Linear) -> float:
+        return nn.Linear(layer.in_features, layer.out_features, bias=False).weight.std().item()
+
+    torch.manual_seed(0)
+    model, base = gpt(256), gpt(64)
+    plan = mu.plan(model, base=base, rule=RULES["sp"].but(width="init"))
+    small = dict(base.named_modules())
+    linears = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    assert len(linears) == 8
+    for name, layer in linears.items():
+        p = plan.parameters[f"{name}.weight"]
+        assert p.init_std == pytest.approx(torch_std(layer) / torch_std(small[name]), rel=0.05), name
+        assert (p.lr, p.weight_decay, p.eps, p.multiplier) == (1, 1, 1, 1)
+    assert plan.parameters["tokens.weight"].init_std == 1
 
 
 def test_rows_of_a_fused_matrix_have_stds_of_their_own():

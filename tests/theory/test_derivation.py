@@ -90,6 +90,7 @@ def test_presets_are_the_choices_of_the_paper_and_of_complete_p():
         ({"depth": "1/sqrt(L)"}, "eps", "1/(sqrt(L)*n)"),
         ({"width": "none"}, "lr", "(sqrt(r) + 1)/2"),
         ({"width": "none"}, "init_std", "1"),
+        ({"width": "init"}, "lr", "(sqrt(r) + 1)/2"),
     ],
 )
 def test_each_choice_can_be_set_alone(change, field, expected):
@@ -98,6 +99,31 @@ def test_each_choice_can_be_set_alone(change, field, expected):
     untouched = derive(unit)
     assert same(getattr(changed, field), sympy.sympify(expected, locals={"n": n, "r": r, "L": L}))
     assert getattr(changed, field) != getattr(untouched, field)
+
+
+@pytest.mark.parametrize(
+    ("unit", "fan_in"),
+    [
+        (Dense("4*n", n), n),
+        (Dense(n, "4*n", width=n), 4 * n),
+        (KeyValue(n, r, inner), n),
+        (Residual(Dense(n, inner, width=n), L), inner),
+        (Readout(n), n),
+        (Embedding(n), 1),
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_with_width_init_the_std_follows_the_fan_in_and_nothing_else_moves(unit, fan_in, optimizer):
+    scaling = derive(unit, optimizer, rule=RULES["sp"].but(width="init"))
+    assert same(scaling.init_std, 1 / sympy.sqrt(fan_in))
+    assert {scaling.expressions[field] for field in FIELDS if field != "init_std"} == {1}
+    shown = {step.title: step.value for step in scaling.steps}
+    assert same(shown["Initial standard deviation, by the fan-in"], 1 / sympy.sqrt(fan_in))
+    assert shown["Width"] == 1
+
+
+def test_with_width_init_constants_stay_constants():
+    assert derive(Vector(n), rule=RULES["sp"].but(width="init")).init_std == 0
 
 
 def test_a_rule_of_ones_own_is_a_value_of_the_same_type():

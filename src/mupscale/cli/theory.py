@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Format = Literal["text", "markdown", "latex"]
 Scaled = Literal["scaled", "none"]
+Width = Literal["scaled", "init", "none"]
 _EXAMPLE = "n=4096,r=4"
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
 
@@ -27,8 +28,8 @@ class Choices:
     "Preset: sp, mup, complete-p or gqa-mup; or the rule.json that mupscale calibrate wrote."
     kv_factor: str | None = None
     "Key/value rate over the hidden one: hidden, derived, paper, or a formula in r, n, inner."
-    width: Scaled | None = None
-    "Whether init, multiplier and rate scale with width."
+    width: Width | None = None
+    "What scales with width: init, multiplier and rate (scaled), the initial std alone (init), or none."
     decay_scaling: Scaled | None = None
     "Whether weight decay is scaled."
     eps: Scaled | None = None

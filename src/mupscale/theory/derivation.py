@@ -74,7 +74,7 @@ class _Derivation:
             rate = self._hidden_rate(sigma, beta)
         else:
             self.own_multiplier = _ONE
-            sigma = rate = self._width_unscaled()
+            sigma, rate = self._width_unscaled()
         rate = self._own_rate(rate, sigma, beta)
         return Scaling(
             unit=self.unit,
@@ -118,13 +118,25 @@ class _Derivation:
             f"{_PAPER}, section 3.3; rule {self.rule}",
         )
 
-    def _width_unscaled(self) -> Expr:
+    def _width_unscaled(self) -> tuple[Expr, Expr]:
+        """Standard deviation and rate, where the rate does not follow the width."""
+        if self.rule.width == "init":
+            return self._sigma_by_fan_in(), self._base_value(_RATE, "learning rate")
+        value = self._base_value(("σ = η", r"\sigma = \eta"), "values")
+        return value, value
+
+    def _base_value(self, quantity: tuple[str, str], what: str) -> Expr:
         return self._say(
-            "Width",
-            ("σ = η", r"\sigma = \eta"),
-            _ONE,
-            "this rule keeps the base values at every width",
-            f"rule {self.rule}",
+            "Width", quantity, _ONE, f"this rule keeps the base {what} at every width", f"rule {self.rule}"
+        )  # fmt: skip
+
+    def _sigma_by_fan_in(self) -> Expr:
+        return self._say(
+            "Initial standard deviation, by the fan-in",
+            ("σ = 1/√n_in", r"\sigma = 1/\sqrt{n_\text{in}}"),
+            1 / sympy.sqrt(self.core.shape()[1]),
+            "the entries of Wx then start at the same size at every width; nothing is asked of the update",
+            f"LeCun et al. 1998, section 4.6; PyTorch's default; rule {self.rule}",
         )
 
     def _target(self) -> Expr:

@@ -1,8 +1,8 @@
 """Rules: presets of independent choices. A rule of your own is a value of the same type."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import sympy
 
@@ -11,13 +11,17 @@ from mupscale.theory import formulas
 from mupscale.theory.formulas import Expr
 
 Scaled = Literal["scaled", "none"]
+Width = Literal["scaled", "init", "none"]
+
+_SETTINGS: Mapping[str, Sequence[str]] = {"width": get_args(Width), "decay": get_args(Scaled), "eps": get_args(Scaled)}
 
 
 @dataclass(frozen=True)
 class Rule:
     """What scales, and how.
 
-    width      "scaled": init, multiplier and rate follow the derivation in width; "none": they stay at the base value
+    width      "scaled": init, multiplier and rate follow the derivation in width; "init": the initial std alone follows
+               the fan-in, 1/√n_in, as in PyTorch's default; "none": all three stay at the base value
     kv_factor  the rate of repeated key/value heads over the hidden one: "hidden" (1), "derived" (from the unit's true
                dimensions), "paper" (derived as if heads × head_dim = n), or a formula in r, n, inner: "sqrt(r)"
     decay      "scaled": as derived for the decay mode; "none": the base value
@@ -32,7 +36,7 @@ class Rule:
     """
 
     name: str
-    width: Scaled = "scaled"
+    width: Width = "scaled"
     kv_factor: str = "derived"
     decay: Scaled = "scaled"
     depth: str = "1/L"
@@ -40,9 +44,9 @@ class Rule:
     because: str | None = None
 
     def __post_init__(self) -> None:
-        for field in ("width", "decay", "eps"):
-            if getattr(self, field) not in ("scaled", "none"):
-                raise UnknownNameError(f"setting for {field}", getattr(self, field), ["scaled", "none"])
+        for field, known in _SETTINGS.items():
+            if getattr(self, field) not in known:
+                raise UnknownNameError(f"setting for {field}", getattr(self, field), known)
         self.beta(formulas.L)
         self.literal_kv_factor()
 

@@ -1,0 +1,52 @@
+"""Write an English text for the `text:` corpus from a dictionary in dictd's format, such as Debian's dict-gcide.
+
+    apt-get install dict-gcide
+    python examples/english_text.py /usr/share/dictd/gcide.dict.dz runs/gcide.txt
+    mupscale sweep study.toml --set data.corpus=text:runs/gcide.txt
+
+The dictionary stays outside of the project: it has a license of its own. Entries that are copies of another one are
+dropped. The rest is put into the order of their hashes: `text:` holds out the end of a file, and the end of an
+alphabet is not like its beginning.
+"""
+
+import argparse
+import gzip
+import hashlib
+import re
+from pathlib import Path
+
+
+def entries(text: bytes) -> list[bytes]:
+    r"""The entries of a dictionary, without those on the dictionary itself.
+
+    An entry begins at a line that is not indented.
+
+    >>> entries(b"\n00-database-short\n   Test\n\nAct \\Act\\, n.\n   A deed.\n\n   2. A law.\n\nAdd\n   To join.\n")
+    [b'Act \\Act\\, n.\n   A deed.\n\n   2. A law.', b'Add\n   To join.']
+    """
+    found = (entry.strip() for entry in re.split(rb"\n(?=\S)", text))
+    return [entry for entry in found if entry and not entry.startswith(b"00-database-")]
+
+
+def shuffled(found: list[bytes]) -> bytes:
+    """Each entry once, in an order that depends on the entries alone."""
+    ordered = sorted(set(found), key=lambda entry: hashlib.sha256(entry).digest())
+    return b"".join(entry + b"\n\n" for entry in ordered)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write an English text from a dictionary in dictd's format.")
+    parser.add_argument("dictionary", type=Path, help="A .dict file, or a .dict.dz file, which is gzip.")
+    parser.add_argument("output", type=Path, help="The text file to write.")
+    where = parser.parse_args()
+    packed = where.dictionary.read_bytes()
+    found = entries(gzip.decompress(packed) if where.dictionary.suffix == ".dz" else packed)
+    text = shuffled(found)
+    where.output.parent.mkdir(parents=True, exist_ok=True)
+    where.output.write_bytes(text)
+    print(f"{where.output}: {len(set(found)):,} entries ({len(found) - len(set(found))} copies dropped), "
+          f"{len(text):,} bytes, SHA-256 {hashlib.sha256(text).hexdigest()}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
