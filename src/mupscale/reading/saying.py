@@ -214,7 +214,8 @@ class Reading:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise OptionError(f"{path}: {reason}. It must be a TOML file with a [reading] table.") from error
+            message = f"{path}: {reason}. It must be TOML with a [reading] table, patterns in quotes."
+            raise OptionError(message) from error
         table = values.get("reading")
         if not isinstance(table, Mapping):
             raise OptionError(f"{path} has no [reading] table. Write [reading] or [reading.roles] above the settings.")
