@@ -74,7 +74,8 @@ def with_reading(config: StudyConfig) -> StudyConfig:
     trainer = config.trainer
     if config.reading or trainer is None or trainer.target is None:
         return config
-    return dataclasses.replace(config, reading=reading_beside(trainer.target))
+    said = reading_beside(trainer.target)
+    return dataclasses.replace(config, reading=said) if said else config
 
 
 def _model(target: str, dimensions: tuple[tuple[str, int], ...]) -> Any:
