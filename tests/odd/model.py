@@ -92,6 +92,11 @@ def build(width: int = 32, depth: int = 2, r: int = 2) -> House:
     return House(width, depth, r)
 
 
+def by_kv_heads(n_kv_heads: int = 2, width: int = 32) -> House:
+    """The same by another dimension, as studies may vary it."""
+    return House(width, 2, width // HEAD // n_kv_heads)
+
+
 def train(trial) -> dict[str, float]:
     """A loop of one's own. It says no roles: the plan that the study hands over carries what it was made with."""
     plan = mupscale.Plan.from_json(json.dumps(trial.plan))
