@@ -268,11 +268,12 @@ def _x_decoder(n: float, L: float) -> Table:
 
 
 def _x_decoder_tied(n: float, L: float) -> Table:
+    """Logits are multiplied by width^-0.5 already."""
     return _x_layers(n, L) | {
         "token_emb.emb.weight": embedding(n),
         "attn_layers.layers.*.ff.0.proj.weight": hidden(n, L=L),
         "attn_layers.layers.*.ff.0.proj.bias": vector(n, L),
-        "attn_layers.final_norm.g": vector(n).times(1 / n),
+        "attn_layers.final_norm.g": vector(n).times(n**-0.5),
     }
 
 
