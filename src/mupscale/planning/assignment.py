@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mupscale.errors import NotExactError, UnreadableModelError
-from mupscale.planning.base import matched, with_fixed_gains
+from mupscale.planning.base import matched, with_fixed_norms
 from mupscale.planning.units import dimensions, fused_dimensions, fused_unit, unit_for
 from mupscale.planning.values import Hook, Multipliers, PlannedParameter, RowBlock
 from mupscale.reading import NOT_DRAWN, ModelFacts, ParameterFact, Role
@@ -41,7 +41,7 @@ class Assignment:
 
     def parameters(self) -> dict[str, PlannedParameter]:
         self.facts, self.base = _with_norms_of(self.facts, self.base), _with_norms_of(self.base, self.facts)
-        self.facts, self.base = with_fixed_gains(self.facts, self.base)
+        self.facts, self.base = with_fixed_norms(self.facts, self.base)
         self._refuse_unseen_branches()
         for norm, factor in self._norms_without_gain().items():
             self._add_hook(Hook(norm, "output", factor))
