@@ -115,7 +115,8 @@ def _is_sequence(container: nn.Module | None) -> bool:
     if not kinds:
         return False
     common = kinds.most_common(1)[0][0]
-    return any(type(child) is common and not any(True for _ in child.children()) for child in container)
+    first = next(child for child in container if type(child) is common)
+    return kind_of(first) != "other" or not any(True for _ in first.children())
 
 
 def kind_of(owner: nn.Module) -> Kind:

@@ -801,7 +801,7 @@ class _Following(TorchDispatchMode):
         from_attention = given.attention is not None and given.attention[0] == "mixed"
         start = self._first_row(matrix, outputs)
         source = self._source(
-            "matrix", parameter.parameter, given, from_input=given.is_input and not given.sources,
+            "matrix", parameter.parameter, given, from_input=self._is_from_input(given),
             from_attention=from_attention, rows=None if start is None else (start, start + count),
         )  # fmt: skip
         axis = -1 if out_is_last == contiguous_last else -2
@@ -809,6 +809,10 @@ class _Following(TorchDispatchMode):
         bit |= source.bit
         rows = Rows(lambda: _numbered(start or 0, count, outputs, result.shape))
         self._set(result, Tag(given.depends | bit, {source.number: parameter.scale}, root=self._root(), rows=rows))
+
+    def _is_from_input(self, given: Tag) -> bool:
+        """Whether only norms stand between the model's own input and this."""
+        return given.is_input and all(self.trace.sources[number].kind == "norm" for number in given.sources)
 
     def _first_row(self, matrix: Tensor, outputs: int) -> int | None:
         """Where a part of a parameter begins along its outputs, where only a part is used."""
@@ -821,7 +825,7 @@ class _Following(TorchDispatchMode):
             self._elementwise(name, args, keywords, result)
             return
         self._note_sum(given)
-        source = self._source("matrix", parameter.parameter, given, from_input=given.is_input and not given.sources)
+        source = self._source("matrix", parameter.parameter, given, from_input=self._is_from_input(given))
         bit = self._use(
             parameter.parameter, "convolution", source=source.number, out_axis=1 if args[6] else 0,
             groups=int(args[8]) if len(args) > 8 else 1,
