@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from mupscale.errors import MupscaleError, OptionError, PlanMismatchError, Unkno
 from mupscale.planning import clipping, groups, hooks, initialization, showing, storing, verification
 from mupscale.planning.groups import PerRole
 from mupscale.planning.values import Hook, Multipliers, PlannedParameter
-from mupscale.reading import Reading
+from mupscale.reading import Reading, run_once
+from mupscale.reading.making import is_zero
 from mupscale.reading.structure import bare, bare_name
 from mupscale.records import write_whole
 from mupscale.theory import Decay, Rule
@@ -47,8 +49,12 @@ class Plan:
 
     # What to do with it
 
-    def initialize_(self, model: nn.Module, *, std: PerRole, seed: int) -> None:
+    def initialize_(self, model: nn.Module, *, std: PerRole, seed: int, draw: Sequence[str] = ()) -> None:
         """Draw the weights and set gains and biases, and attach the plan's hooks if it has any.
+
+        Only what the model itself drew is drawn again: zeros and other constants, frozen tensors and buffers stay as
+        the model made them, and the plan's warnings name them. `draw` holds patterns of names to draw all the same. A
+        model whose logits are zero or constant afterwards, though its readout is not, raises.
 
         `std` is the base's standard deviation, or one by role: {"default": 0.02, "embedding": 1.0}. Each parameter is
         drawn from (seed, its name), so that order, sharding and device do not matter. Buffers are left alone: after
@@ -60,10 +66,36 @@ class Plan:
             raise OptionError(f"seed={seed!r} is not a whole number.")
         tensors = self._tensors(model)
         self.attach_(model)
-        padding = _padding(model)
+        padding, wanted = _padding(model), self._matching(draw)
         for name, parameter in self.parameters.items():
             sigma = groups.value_of(std, parameter.role)
-            initialization.initialize(parameter, tensors[name], std=sigma, seed=seed, padding=padding.get(name))
+            planned = replace(parameter, kept="") if name in wanted else parameter
+            initialization.initialize(planned, tensors[name], std=sigma, seed=seed, padding=padding.get(name))
+        self._refuse_silent(model, tensors)
+
+    def _matching(self, patterns: Sequence[str]) -> set[str]:
+        """Names of parameters to draw although the model set them; a pattern that matches none raises."""
+        found: set[str] = set()
+        for pattern in patterns:
+            names = [name for name, p in self.parameters.items() if p.drawn and fnmatch.fnmatchcase(name, pattern)]
+            if not names:
+                raise OptionError(f"draw: the pattern {pattern!r} matches no weight of the plan.")
+            found.update(names)
+        return found
+
+    def _refuse_silent(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """A model that gives the same logits whatever it is given has a gain, a readout or an embedding at zero."""
+        readouts = [tensors[p.name] for p in self.parameters.values() if p.role == "readout"]
+        if not readouts or any(is_zero(tensor) for tensor in readouts):
+            return  # a readout that starts at zero gives zeros, and trains
+        logits = run_once(bare(model), self.reading)
+        if logits is not None and logits.numel() > 1 and not bool((logits - logits.flatten()[0]).any()):
+            zero = [name for name, p in self.parameters.items() if is_zero(tensors[name]) and p.role == "gain"]
+            raise PlanMismatchError(
+                f"after initialize_ every logit of the model is {float(logits.flatten()[0]):g}, though its readout is "
+                f"not zero. {f'{len(zero)} gains are zero, {zero[0]} the first. ' if zero else ''}Check the roles with "
+                "plan.evidence, and say what is wrong with roles={…}."
+            )
 
     def param_groups(
         self,
@@ -182,6 +214,11 @@ class Plan:
         return tensors
 
     # What it says
+
+    @property
+    def evidence(self) -> dict[str, str]:
+        """How the role of each parameter is known, by template: its name, a forward pass, or what you said."""
+        return {p.template: f"{p.role}: {p.evidence or 'not recorded'}" for p in self.parameters.values()}
 
     def explain(self, name: str) -> str:
         """The derivation of one parameter's values, with its numbers put in."""

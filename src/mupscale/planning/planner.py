@@ -53,11 +53,17 @@ def plan(
     if multipliers not in get_args(Multipliers):
         raise UnknownNameError("choice for multipliers", multipliers, get_args(Multipliers))
 
-    def facts_of_base(other: nn.Module) -> ModelFacts:
-        return read(other, reading=replace(reading, roles=_for(other, reading.roles)))
+    def facts_of_base(other: nn.Module, like: ModelFacts | None = None) -> ModelFacts:
+        return read(other, reading=replace(reading, roles=_for(other, reading.roles)), like=like)
 
-    facts = read(model, reading=reading)
-    low = facts if base is model else base_facts(model, facts, base, facts_of_base)
+    if isinstance(base, nn.Module) and base is not model:
+        # The base is small and often has weights, so it can be followed where the model itself cannot, and the reverse.
+        low = facts_of_base(base) if _can_lead(base) else None
+        facts = read(model, reading=reading, like=low)
+        low = low or facts_of_base(base, facts)
+    else:
+        facts = read(model, reading=reading)
+        low = facts if base is model else base_facts(model, facts, base, facts_of_base)
     choices = Choices(optimizer, rule, decay or optimizer.decay, reference_r, multipliers)
     assignment = Assignment(facts, low, choices)
     parameters = assignment.parameters()
@@ -76,6 +82,11 @@ def plan(
         warnings=tuple(_warnings(facts, low, choices, parameters)),
         reading=reading,
     )
+
+
+def _can_lead(base: nn.Module) -> bool:
+    """Whether a base is small and has weights, so that it runs on the CPU if it does not on the meta device."""
+    return not any(parameter.is_meta for parameter in base.parameters())
 
 
 def _known(optimizer: str | Optimizer) -> Optimizer:

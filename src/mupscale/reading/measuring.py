@@ -91,7 +91,7 @@ class Measured:
                     continue  # it is where the stream begins
                 if source.kind == "matrix" and source.parameter is not None:
                     before = found.get(source.parameter)
-                    if before is None or math.isnan(before.factor):
+                    if before is None or not math.isfinite(before.factor):
                         found[source.parameter] = End(factor, None, number in normed)
                 elif source.kind == "norm":
                     norm = self._norm_of(number)
@@ -126,7 +126,7 @@ class Measured:
         found = [
             total[number] for total in (*self.trace.sums, self.trace.outputs) for number in numbers if number in total
         ]
-        known = [factor for factor in found if not math.isnan(factor)]
+        known = [factor for factor in found if math.isfinite(factor)]
         return known[-1] if known else (math.nan if found else None)
 
     @cached_property

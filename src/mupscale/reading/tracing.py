@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mupscale.reading.facts import Role
@@ -27,7 +28,9 @@ from mupscale.reading.structure import bare_name
 
 _TOKENS = 4
 UNKNOWN = math.nan
-"""The factor of a source that is not a constant: a gate, a rotation, a value that the meta device does not have."""
+"""The factor of a source that is not a constant: a gate, a rotation."""
+UNSEEN = math.inf
+"""The factor of a source that is a constant, whose value the meta device does not have: a buffer, say."""
 
 SMALL = 1 << 26
 """Parameters of a model that is small enough to be run with numbers."""
@@ -124,6 +127,12 @@ class Trace:
     "Bits of everything that the outputs depend on."
     device: str = "meta"
 
+    @property
+    def has_unseen_constant(self) -> bool:
+        """Whether something is multiplied by a constant whose value the meta device does not have."""
+        several = (*self.sums, self.outputs, *(source.inputs for source in self.sources))
+        return any(math.isinf(factor) for total in several for factor in total.values())
+
     def effective(self, name: str) -> bool:
         """Whether a parameter changes the output."""
         return any(use.bit & self.reached for use in self.uses.get(name, []))
@@ -139,7 +148,8 @@ class TraceFailed:
 def follow(model: nn.Module, reading: Reading) -> Trace | TraceFailed:
     """On the meta device; a small model that does not run there (its code looks at numbers) runs on the CPU."""
     seen = trace(model, reading, "meta")
-    if isinstance(seen, Trace) or sum(p.numel() for p in model.parameters()) > SMALL:
+    whole = isinstance(seen, Trace) and not seen.has_unseen_constant
+    if whole or sum(p.numel() for p in model.parameters()) > SMALL:
         return seen
     on_cpu = trace(model, reading, "cpu")
     return on_cpu if isinstance(on_cpu, Trace) else seen
@@ -155,6 +165,34 @@ def trace(model: nn.Module, reading: Reading, device: str = "meta") -> Trace | T
             except Exception as error:  # whatever a model raises for inputs that it does not take
                 failures.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return TraceFailed(failures[0])
+
+
+@torch.no_grad()
+def run_once(model: nn.Module, reading: Reading) -> Tensor | None:
+    """The logits of a model with weights on a few tokens, or None where it cannot be run like this.
+
+    Not for models that are spread over devices, where every process would have to take part.
+    """
+    parameters = list(model.parameters())
+    if not parameters or any(type(p) is not nn.Parameter or p.is_meta for p in parameters):
+        return None
+    device = str(parameters[0].device)
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for arguments, keywords in _calls(model, reading, device):
+                try:
+                    output: Any = model(*arguments, **keywords)
+                except Exception:  # whatever a model raises for inputs that it does not take
+                    continue
+                named = getattr(output, "logits", None)
+                found = [named] if isinstance(named, Tensor) else _tensors(output)
+                return next((tensor.float() for tensor in found if tensor.is_floating_point()), None)
+    finally:
+        for module in training:
+            module.training = True
+    return None
 
 
 # How the model is run
@@ -241,6 +279,7 @@ def _traced(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
         stack.enter_context(torch.no_grad())
         if device == "meta":
             stack.enter_context(torch.device("meta"))
+            stack.enter_context(_Numbers(following))
         else:
             stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -248,6 +287,20 @@ def _traced(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
         output = torch.func.functional_call(model, used, arguments, keywords)
     following.finish(output)
     return following.trace
+
+
+class _Numbers(TorchFunctionMode):
+    """Numbers that a forward pass makes tensors of (torch.tensor(8.0)) keep their value on the meta device too."""
+
+    def __init__(self, following: _Following) -> None:
+        super().__init__()
+        self.following = following
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor) and args and isinstance(args[0], int | float):
+            self.following.mark_constant(made, float(args[0]))
+        return made
 
 
 def _stand_in(tensor: Tensor, device: str) -> Tensor:
@@ -633,7 +686,8 @@ class _Following(TorchDispatchMode):
         divides = name == "div"
         numbers = [_number(args[k], tag) for k, tag in enumerate((left, right))]
         if numbers[1] is not None:
-            self._scaled(left, 1 / numbers[1] if divides and numbers[1] else numbers[1], result)
+            inverted = divides and numbers[1] and not math.isinf(numbers[1])
+            self._scaled(left, 1 / numbers[1] if inverted else numbers[1], result)
         elif numbers[0] is not None and not divides:
             self._scaled(right, numbers[0], result)
         elif left.root and left.root == right.root and not divides and not left.parameter:  # x · x
@@ -950,7 +1004,7 @@ def _number(value: Any, tag: Tag) -> float | None:
     if tag.constant is not None:
         return tag.constant
     if isinstance(value, Tensor) and value.ndim == 0 and tag is _NOTHING:
-        return float(value) if not value.is_meta else UNKNOWN
+        return float(value.detach()) if not value.is_meta else UNSEEN
     return None
 
 
