@@ -2,8 +2,8 @@
 
 from mupscale.reading.facts import BRANCH_OUTPUTS, NOT_DRAWN, ROLES, Block, ModelFacts, ParameterFact, Role
 from mupscale.reading.reader import read
+from mupscale.reading.running import run_once
 from mupscale.reading.saying import Inputs, Reading, TensorSpec
-from mupscale.reading.tracing import run_once
 
 __all__ = [
     "BRANCH_OUTPUTS",

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from mupscale.reading.facts import Block, Role
-from mupscale.reading.tracing import Attention, NormSeen, Part, Rows, Source, Trace, Use
+from mupscale.reading.rows import Rows
+from mupscale.reading.traces import Attention, NormSeen, Part, Source, Trace, Use
+
+FUSED: frozenset[Role] = frozenset({"query", "key", "value"})
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,7 @@ class Measured:
     def blocks(self, name: str) -> tuple[Block, ...] | None:
         """The rows of queries, keys and values in a fused matrix; None where they were lost on the way."""
         attention = self._places.get(name)
-        if attention is None or self.attention_roles[name] != {"query", "key", "value"}:
+        if attention is None or self.attention_roles[name] != FUSED:
             return None
         blocks: list[Block] = []
         for role, part in attention.parts.items():

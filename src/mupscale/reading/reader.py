@@ -17,9 +17,10 @@ from mupscale.reading.facts import BRANCH_OUTPUTS, Block, ModelFacts, ParameterF
 from mupscale.reading.making import has_numbers, made, start_of
 from mupscale.reading.measuring import End, Measured
 from mupscale.reading.roles import CONFIRMED, Seen, Verdict, settle
+from mupscale.reading.running import follow
 from mupscale.reading.saying import Inputs, Reading
 from mupscale.reading.structure import Entry, bare, entries
-from mupscale.reading.tracing import TraceFailed, follow
+from mupscale.reading.traces import TraceFailed
 from mupscale.reading.vocabulary import Layout, fused_layout, matrix_role, outer_matrix_role
 
 _POSITION = re.compile(r"pos(?:ition|itional)?s?(?:$|[._]?emb|[._])|wpe|embed_positions", re.IGNORECASE)
@@ -58,7 +59,9 @@ def read(
     failed = seen.error if isinstance(seen, TraceFailed) else None
     measured = None if isinstance(seen, TraceFailed) else Measured(seen)
     config = config_facts(model, reading.ignore)
-    known = {} if like is None or not like.followed else {f.template: f.role for f in like.parameters.values()}
+    known: dict[str, Role] = (
+        {} if like is None or not like.followed else {f.template: f.role for f in like.parameters.values()}
+    )
     chosen = _chosen(found, reading.roles)
     return _Reader(type(model).__name__, found, config, chosen, output, measured, failed, known).facts()
 
@@ -161,8 +164,8 @@ class _Reader:
     def _depths(self) -> dict[str, int]:
         """The number of blocks of each stack. Blocks that share their weights count as often as they are used."""
         blocks = {(e.stack, e.block) for e in self.found if e.stack is not None and len(e.shape) > 1}
-        depths = dict(Counter(stack for stack, _ in blocks))
-        return {stack: count * self._times(stack) for stack, count in depths.items() if stack is not None}
+        depths = Counter(stack for stack, _ in blocks)
+        return {stack: count * self._times(stack) for stack, count in depths.items()}
 
     def _times(self, stack: str | None) -> int:
         """How often each block of a stack runs in one forward pass."""

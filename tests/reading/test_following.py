@@ -4,14 +4,15 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional as F
 
 from mupscale.reading import Reading, read
 from mupscale.reading.measuring import Measured
-from mupscale.reading.tracing import Trace, TraceFailed, follow, trace
+from mupscale.reading.running import follow, trace
+from mupscale.reading.traces import Trace, TraceFailed
 
 WIDTH, WORDS = 16, 23
 
