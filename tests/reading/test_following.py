@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.functional import gelu, layer_norm, normalize, scaled_dot_product_attention
 
 from mupscale.reading import Reading, read
 from mupscale.reading.measuring import Measured
@@ -31,12 +31,12 @@ class Rms(nn.Module):
 
 class ByLength(Rms):
     def forward(self, x):
-        return F.normalize(x, dim=-1) * x.shape[-1] ** 0.5 * (self.b + self.w * self.a)
+        return normalize(x, dim=-1) * x.shape[-1] ** 0.5 * (self.b + self.w * self.a)
 
 
 class Layer(Rms):
     def forward(self, x):
-        return F.layer_norm(x, x.shape[-1:], self.a * self.w + self.b)
+        return layer_norm(x, x.shape[-1:], self.a * self.w + self.b)
 
 
 class ByStatistics(Rms):
@@ -107,7 +107,7 @@ class Scaled(nn.Module):
     def forward(self, tokens):
         x = self.stream(self.tok(tokens))
         for block in self.blocks:
-            x = x + self.c_branch * block["back"](F.gelu(block["up"](block["n"](x))))
+            x = x + self.c_branch * block["back"](gelu(block["up"](block["n"](x))))
         return self.out(self.last(x) * math.sqrt(self.c_logits)) * math.sqrt(self.c_logits)
 
 
@@ -162,7 +162,7 @@ class Mixed(nn.Module):
         q, k, v = parts["q"], parts["k"], parts["v"]
         r = self.heads // self.kv_heads
         if self.how == "torch":
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
             k, v = k.repeat_interleave(r, dim=1), v.repeat_interleave(r, dim=1)
             scores = (q @ k.mT) / self.head**0.5
@@ -259,7 +259,7 @@ def test_a_layer_that_runs_three_times_counts_as_three():
             x = self.tok(tokens)
             for _ in range(3):
                 block = self.blocks[0]
-                x = x + block["back"](F.gelu(block["up"](block["n"](x))))
+                x = x + block["back"](gelu(block["up"](block["n"](x))))
             return self.out(self.last(x))
 
     assert read(Shared(1.0, 1.0, 1.0, "number", depth=1)).depth == 3

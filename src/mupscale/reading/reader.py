@@ -59,9 +59,8 @@ def read(
     failed = seen.error if isinstance(seen, TraceFailed) else None
     measured = None if isinstance(seen, TraceFailed) else Measured(seen)
     config = config_facts(model, reading.ignore)
-    known: dict[str, Role] = (
-        {} if like is None or not like.followed else {f.template: f.role for f in like.parameters.values()}
-    )
+    others = like.parameters.values() if like is not None and like.followed else ()
+    known: dict[str, Role] = {fact.template: fact.role for fact in others}
     chosen = _chosen(found, reading.roles)
     return _Reader(type(model).__name__, found, config, chosen, output, measured, failed, known).facts()
 

@@ -28,7 +28,8 @@ class Verdict:
 
 
 # Roles that a matrix may have by name, for what a forward pass shows. What is not listed allows any.
-_ENDS: frozenset[Role] = BRANCH_OUTPUTS | {"low_rank_up", "low_rank_down"}
+_LOW_RANK: frozenset[Role] = frozenset({"low_rank_up", "low_rank_down"})
+_ENDS = BRANCH_OUTPUTS | _LOW_RANK
 _ALLOWED: Mapping[Role, frozenset[Role]] = {
     "embedding": frozenset({"embedding", "position"}),
     "position": frozenset({"embedding", "position"}),

@@ -1,4 +1,4 @@
-"""One forward pass of a model that is neither changed nor given memory: on the meta device, or a small one on the CPU."""
+"""One forward pass of a model, which is not changed: on the meta device, or of a small model on the CPU."""
 
 from __future__ import annotations
 
