@@ -9,6 +9,7 @@ import pytest
 
 from mupscale.cli import main
 from mupscale.cli.app import app
+from mupscale.reading import ROLES, Reading
 from mupscale.studies import Study, StudyConfig
 from mupscale.studies.measured import analysis_of
 from mupscale.theory import RULES
@@ -52,6 +53,9 @@ def test_a_command_that_is_not_run_here_is_understood(name, command):
 @pytest.mark.parametrize(("name", "block"), TOML)
 def test_a_study_file_is_taken(name, block):
     given = tomllib.loads(block)
+    if set(given) == {"reading"}:  # a mupscale.toml
+        assert Reading.from_dict(given["reading"])
+        return
     whole = {"name": "shown", "space": {"lr": ["2^-8", "2^-4"]}}
     if "trainer" not in given:
         whole |= {"model": {"name": "study"}, "data": {"sequence": 64}, "length": {"steps": 10, "batch": 4}}
@@ -93,6 +97,12 @@ def test_the_table_of_presets_is_that_of_the_code():
     rows = [line.strip("| ").split(" | ") for line in (ROOT / "docs" / "rules.md").read_text().splitlines()]
     shown = {row[0].strip("`"): row[1:] for row in rows if row[0].strip("`") in RULES and len(row) == 6}
     assert shown == {r.name: [r.width, r.kv_factor, r.decay, r.depth, r.eps] for r in RULES.values()}
+
+
+def test_the_table_of_roles_has_them_all():
+    text = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \| [a-z].* \|$", text[text.index("| role |") :], flags=re.M)
+    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(ROLES)
 
 
 def test_the_table_of_the_dense_study_is_that_of_its_records():

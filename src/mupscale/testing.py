@@ -21,7 +21,8 @@ def assert_transfers(
     """Raise AssertionError with the whole table unless the coordinate check passes; return its result.
 
     `options` are those of `mupscale.coordinate_check`. An inconclusive check does not pass: the message says how many
-    more seeds would settle it. With `allow_inconclusive`, only a failure raises.
+    more seeds would settle it. With `allow_inconclusive`, only a failure raises. A model with names of its own needs
+    `reading`: `mupscale.Reading.load("mupscale.toml")`.
     """
     result = coordinate_check(build, vary, **options)
     fine = result.passed or (allow_inconclusive and result.verdict == "inconclusive")

@@ -14,6 +14,7 @@ from mupscale.recipes.calibrating import answers, calibrated_rule, calibration, 
 from mupscale.studies import StudyConfig
 from mupscale.theory import Rule, read_rule, rule_named
 from mupscale.theory.rule_files import Evidence, exponent_formula, write_rule
+from tests.odd.copying import HERE
 from tests.recipes.made_calibrations import BOWLS, PROXY
 
 QUICK = {
@@ -176,3 +177,44 @@ class TestRuleFiles:
 def test_a_factor_in_more_than_r_cannot_be_read():
     with pytest.raises(OptionError, match="more than r"):
         log2_factor(Rule("mine", kv_factor="r/n"), 4)
+
+
+class TestModelsWithoutAConfig:
+    """Only the ratio of query heads to key/value heads can be read of them."""
+
+    def proxy(self, target="build", **changes):
+        trainer = {"function": "tests.odd.model:train", "target": f"tests.odd.model:{target}"}
+        return {
+            "name": "odd",
+            "space": {"lr": ["2^-8", "2^-4"]},
+            "trainer": trainer | changes.pop("trainer", {}),
+        } | changes
+
+    def test_r_is_taken_as_it_is_given(self):
+        made = calibration(self.proxy(), repetitions=[1, 2, 4])
+        assert (made.base.vary, made.factors.vary) == ({"r": (1,)}, {"r": (2, 4)})
+
+    def test_r_that_the_study_varies_is_taken(self):
+        made = calibration(self.proxy(vary={"r": [2, 4]}))
+        assert (made.base.vary, made.factors.vary) == ({"r": (2,)}, {"r": (4,)})
+
+    def test_heads_follow_from_the_ratio_where_key_value_heads_are_varied(self):
+        """They were taken for one head, so that no r above 1 was allowed."""
+        made = calibration(self.proxy("by_kv_heads", vary={"n_kv_heads": [4, 2, 1]}))
+        assert (made.base.vary, made.factors.vary) == ({"n_kv_heads": (4,)}, {"n_kv_heads": (2, 1)})
+
+    def test_the_base_has_the_r_that_its_matrices_show(self):
+        """By the config alone it was 1, whatever the model."""
+        base = {"base": "tests.odd.model:build,r=2"}
+        assert calibration(self.proxy(trainer=base), repetitions=[2, 4]).base.vary == {"r": (2,)}
+        with pytest.raises(DimensionError, match="the base has r = 2"):
+            calibration(self.proxy(trainer=base), repetitions=[1, 4])
+
+    def test_without_any_r_they_are_asked_for(self):
+        with pytest.raises(OptionError, match="--repetitions 1,2,4"):
+            calibration(self.proxy())
+
+    def test_both_studies_keep_what_the_file_beside_the_model_says(self):
+        made = calibration(self.proxy(), repetitions=[1, 2])
+        said = mu.Reading.load(HERE / "mupscale.toml")
+        assert made.base.reading == made.factors.reading == said

@@ -5,7 +5,7 @@ import math
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mupscale.errors import MupscaleError
@@ -167,4 +167,16 @@ def test_the_schedule_rises_to_one_and_falls_to_its_floor(steps, warmup, floor):
     )
 )
 def test_toml_is_read_by_python_as_it_was(values):
+    assert tomllib.loads(toml.dumps({"table": values})) == {"table": values}
+
+
+@given(
+    st.recursive(
+        st.one_of(st.integers(-9, 9), st.text(max_size=9), st.lists(st.booleans(), max_size=2)),
+        lambda values: st.dictionaries(st.text(max_size=9), values, max_size=3),
+        max_leaves=8,
+    )
+)
+@example({"roles": {"*.alpha.weight": "query", "\x7f": "", "😀": {}}, "[a]": 1})
+def test_tables_in_tables_and_keys_of_any_text_come_back(values):
     assert tomllib.loads(toml.dumps({"table": values})) == {"table": values}

@@ -14,7 +14,9 @@ from mupscale.checks.statistics import MAPS, Quantity, Run
 from mupscale.data.corpus import Tokens
 from mupscale.engines import Engine, carry_out
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
+from mupscale.reading import Reading
 from mupscale.reading.config import KV_HEADS, WIDTH
+from mupscale.targets import Family
 from mupscale.targets.keys import LAYERS
 from mupscale.theory import Rule, rule_named
 
@@ -38,6 +40,7 @@ def coordinate_check(
     base: int | None = None,
     planner: Planner | None = None,
     loss: Loss | None = None,
+    reading: Reading | None = None,
     criteria: Criteria = Criteria(),  # noqa: B008
     engine: Engine | None = None,
     folder: Path | str | None = None,
@@ -54,6 +57,8 @@ def coordinate_check(
     setup    optimizer, base rate, batch and so on
     base     the value that counts as tuned; the least width, a depth of 1, or the most key/value heads, unless given
     loss     loss(model, batch), for a model that does not give logits of the next token
+    reading  what the model cannot say by itself: roles, ignored keys, inputs (default: of a `Family`, the
+             mupscale.toml beside its model; with a planner, what the planner says)
     engine   where the runs are carried out; local processes, one a core, unless given
     folder   keep the runs there as JSON lines; what is there is not run again, also when seeds or values are added
     report   hears how many runs are done, and of how many; `remark` of what a reader should know
@@ -73,9 +78,10 @@ def coordinate_check(
         raise DimensionError(f"steps={steps} leaves no update to measure. Take at least 1.")
     rule = rule_named(rule) if isinstance(rule, str) else rule
     tuned = _base(name, values) if base is None else base
+    said = _said(build, reading)
     jobs = {
         f"{name}={value} seed={seed}": Probe(
-            build, name, value, tuned, seed, steps, rule, setup, data, planner, loss
+            build, name, value, tuned, seed, steps, rule, setup, data, planner, loss, said
         )
         for value in values
         for seed in chosen
@@ -85,6 +91,8 @@ def coordinate_check(
         "data": _described(data), "setup": dataclasses.asdict(setup), "build": _identity(build),
         "planner": None if planner is None else _identity(planner), "loss": None if loss is None else _identity(loss),
     }  # fmt: skip
+    if said:  # else the first line is as it was before there were readings, and old folders go on
+        about["reading"] = said.to_dict()
     ledger = None if folder is None else Path(folder) / "runs.jsonl"
     same = about | {"vary": name, "seeds": None}  # with other values and seeds it is the same check, extended
     runs = carry_out(run_probe, jobs, ledger=ledger, about=same, engine=engine, report=report, remark=remark)
@@ -132,6 +140,13 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
     if len(set(chosen)) < len(chosen) or any(seed < 0 for seed in chosen):
         raise OptionError(f"seeds={chosen}: give each once, none below 0.")
     return chosen
+
+
+def _said(build: Build, reading: Reading | None) -> Reading:
+    """The reading that was given; of a model by name, else the one beside it."""
+    if reading is not None:
+        return reading
+    return build.reading if isinstance(build, Family) else Reading()
 
 
 def _base(name: str, values: Sequence[int]) -> int:

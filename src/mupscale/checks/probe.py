@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from mupscale.data import Batch, Batches, open_corpus
 from mupscale.data.corpus import Tokens
 from mupscale.errors import DimensionError, NonFiniteError, OptionError, UnknownNameError
 from mupscale.planning import Plan, plan
-from mupscale.reading import ModelFacts, read
+from mupscale.reading import ModelFacts, Reading, read
 from mupscale.reading.structure import bare
 from mupscale.theory import Rule, optimizer_named, rule_named
 from mupscale.training.config import RUNNABLE, Optimizing
@@ -85,6 +85,8 @@ class Probe:
     data: str | Tokens
     planner: Planner | None = None
     loss: Loss | None = None
+    reading: Reading = field(default_factory=Reading)
+    """What the caller says about the model."""
 
     def model(self, value: int) -> nn.Module:
         built = self.build(**{self.name: value})
@@ -94,17 +96,20 @@ class Probe:
             )
         return built
 
-    def plan(self, model: nn.Module, base: nn.Module, rule: Rule) -> Plan:
-        return plan(model, base=base, optimizer=self.setup.optimizer, rule=rule)
+    def plan(self, model: nn.Module, base: nn.Module, rule: Rule, reading: Reading) -> Plan:
+        return plan(model, base=base, optimizer=self.setup.optimizer, rule=rule, reading=reading)
 
 
 def run_probe(probe: Probe) -> dict[str, Any]:
     """Take the steps and measure. Plain values only: this is a line of a ledger."""
     model, base = _materialized(probe.model(probe.value), probe), probe.model(probe.base)
-    made = probe.plan(model, base, probe.rule) if probe.planner is None else probe.planner(model, base)
+    planned = probe.planner or (lambda model, base: probe.plan(model, base, probe.rule, probe.reading))
+    made = planned(model, base)
+    # A planner may say roles itself: what is measured must be what it planned.
+    reading = made.reading or probe.reading
     ideal = rule_named("gqa-mup").but(depth=made.rule.depth)
-    right = made if probe.planner is None and probe.rule == ideal else probe.plan(model, base, ideal)
-    facts = read(model)
+    right = made if probe.planner is None and probe.rule == ideal else probe.plan(model, base, ideal, reading)
+    facts = read(model, reading=reading)
     made.initialize_(model, std=probe.setup.std, seed=probe.seed)
     model.to(_device(probe.setup.device)).eval()  # without dropout: two passes over a batch differ by the step alone
     parts = parts_of(facts, made, right, Base(lr=probe.setup.lr, std=probe.setup.std))
@@ -157,7 +162,8 @@ class _Measuring:
         self.parts = [part for part in parts if self.tensors[part.name].requires_grad]
         self.modules = dict(bare(model).named_modules())
         self.places = Places.of(facts, self.modules)
-        self.paths = dict.fromkeys([*(p.module for p in self.parts if p.kind != "vector"), *self.places.paths])
+        self.single = _single(self.parts, self.modules)
+        self.paths = dict.fromkeys([*self.single, *self.places.paths])
         self.rows: dict[str, Tensor] = {}
         self.scratch: dict[torch.Size, Tensor] = {}
         self.losses: list[float] = []
@@ -251,7 +257,9 @@ class _Measuring:
     def _activations(self, part: Part, earlier: Trace, now: Trace, before: Tensor) -> dict[str, float]:
         """Δh = ΔW·x + W·Δx, with x before the step and W after it, so that the two add up to Δh."""
         path, after = part.module, self.tensors[part.name].detach()
-        if part.kind == "vector" or after.ndim > 2 or path not in now.outputs or path not in earlier.outputs:
+        if part.kind == "vector" or path not in self.single or after.ndim > 2:
+            return {}
+        if path not in now.outputs or path not in earlier.outputs:
             return {}
         h = part.outputs(now.outputs[path], 1)
         found = {"h": rms(h), "dh": rms(h - part.outputs(earlier.outputs[path], 1))}
@@ -272,13 +280,27 @@ class _Measuring:
             "start": [_short(size.spectral) for size in self.initial],
             "start_frobenius": [_short(size.frobenius) for size in self.initial],
         }
-        dimensions = {"r": self.facts.repetitions, "width": self.facts.width, "depth": self.facts.depth}
+        # Of the matrices themselves: a model without a config has r, too.
+        r = max((fact.repetitions for fact in self.facts.parameters.values()), default=1)
+        dimensions = {"r": r, "width": self.facts.width, "depth": self.facts.depth}
         beta = float(made.rule.beta(self.facts.depth)) if made.rule.depth != "none" else 1.0
         return {
             "value": self.probe.value, "seed": self.probe.seed, **dimensions, "beta": _short(beta),
             "tied": self.facts.tied_readout,
             "losses": self.losses, "parts": parts, "series": self.series, "maps": self.maps,
         }  # fmt: skip
+
+
+def _single(parts: Sequence[Part], modules: Mapping[str, nn.Module]) -> list[str]:
+    """Modules that are one matrix: what comes out of them is that matrix's output.
+
+    One that holds several, or other modules beside it, returns something else, which says nothing of either.
+    """
+    owners: dict[str, set[str]] = {}
+    for part in parts:
+        if part.kind != "vector":
+            owners.setdefault(part.module, set()).add(part.name)
+    return [path for path, names in owners.items() if len(names) == 1 and not list(modules[path].children())]
 
 
 def _rows_in_use(parts: Sequence[Part], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

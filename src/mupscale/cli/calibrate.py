@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from mupscale.cli.reading import ReadingFlags
 from mupscale.cli.study_progress import live
 from mupscale.cli.sweep import What, Where, study_settings
 from mupscale.cli.theory import Json
@@ -53,6 +54,7 @@ def calibrate(
     where: Where = Where(),  # noqa: B008
     question: Literal["still", "loss"] = "still",
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
+    reading: ReadingFlags = ReadingFlags(),  # noqa: B008
     output: Path | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
@@ -88,7 +90,7 @@ def calibrate(
     from mupscale.recipes.calibrating import answers, calibrated_rule
     from mupscale.theory.rule_files import write_rule
 
-    made, folder = _made(study, tried, where, settings, output)
+    made, folder = _made(study, tried, where, settings, reading, output)
     print(_cost(made), file=sys.stdout if dry_run else sys.stderr)
     if dry_run:
         return 0
@@ -106,18 +108,23 @@ def calibrate(
 
 
 def _made(
-    study: Path | None, tried: Tried, where: Where, settings: tuple[str, ...], output: Path | None
+    study: Path | None,
+    tried: Tried,
+    where: Where,
+    settings: tuple[str, ...],
+    reading: ReadingFlags,
+    output: Path | None,
 ) -> "tuple[Calibration, Path]":
     """What is run, and where."""
     from mupscale.recipes.calibrating import GAMMAS, Calibration, calibration, is_calibration
 
     begun = study is not None and study.is_dir()
     if study is not None and begun and is_calibration(study):
-        if tried.given or settings or output is not None:
+        if tried.given or settings or reading.given or output is not None:
             raise OptionError(f"{study} is a calibration that was begun: it has its settings. Leave other options out.")
         return Calibration.open(study), study
     what = What(rule=(tried.rule,) if tried.rule else (), seeds=tried.seeds, lr=tried.lr)
-    values = study_settings(study, begun, what, where, settings)
+    values = study_settings(study, begun, what, where, settings, reading)
     made = calibration(
         values,
         gammas=_numbers("--gammas", tried.gammas) or GAMMAS,

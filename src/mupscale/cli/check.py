@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from mupscale.cli.numbers import Whole
 from mupscale.cli.progress import bar
+from mupscale.cli.reading import ReadingFlags
 from mupscale.cli.theory import Choices, Json
 from mupscale.errors import MissingExtraError, OptionError
 
@@ -61,6 +62,7 @@ def check(
     data: str = "python-stdlib",
     with_steps: Steps = Steps(),  # noqa: B008
     base: Whole | None = None,
+    reading: ReadingFlags = ReadingFlags(),  # noqa: B008
     tolerance: float = 0.1,
     confidence: float = 0.95,
     workers: Whole | None = None,
@@ -77,7 +79,7 @@ def check(
     Example: mupscale check hf:llama,hidden_size=256,num_attention_heads=8,num_hidden_layers=2,vocab_size=256 --vary
     n_kv_heads=8,4,2,1
 
-    Example: mupscale check my_package.models:build --vary width=128,256,512
+    Example: mupscale check my_package.models:build --vary width=128,256,512 --reading roles.toml
 
     Parameters
     ----------
@@ -113,8 +115,10 @@ def check(
     from mupscale.targets import Family
 
     name, values = varied(vary)
-    rule, setup = choices.build(depth), with_steps.setup()
+    rule, setup, said = choices.build(depth), with_steps.setup(), reading.of_target(target)
     settings = [target, name, rule, steps, data, setup, base or (min(values), max(values))]
+    if said:  # a check without one keeps the folder that it had before there were readings
+        settings.append(json.dumps(said.to_dict(), sort_keys=True))
     folder = output or Path("runs/check") / folder_name(rule.name, name, settings)
     with bar("checking", total=len(values) * max(seeds, 1)) as report:
         result = coordinate_check(
@@ -126,6 +130,7 @@ def check(
             data=data,
             setup=setup,
             base=base,
+            reading=said,
             criteria=Criteria(tolerance, confidence),
             engine=Local(workers),
             folder=folder,

@@ -1,39 +1,20 @@
 """`mupscale plan`."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from mupscale.cli.numbers import Whole, dimensions
+from mupscale.cli.reading import ReadingFlags
 from mupscale.cli.theory import Choices, Json
 from mupscale.errors import OptionError
 
 if TYPE_CHECKING:
     from mupscale.planning import Plan
+    from mupscale.reading import Reading
     from mupscale.targets import Target
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How the model is read."""
-
-    role: tuple[str, ...] = ()
-    "What a parameter is, where it is not understood: '*.mixer.in_proj.weight=hidden'. May be repeated."
-    ignore: tuple[str, ...] = ()
-    "A key of the config that looks like a multiplier and does not change with width or depth. May be repeated."
-
-    def options(self) -> dict[str, Any]:
-        roles: dict[str, str] = {}
-        for text in self.role:
-            pattern, equals, role = text.rpartition("=")
-            if not equals or not pattern:
-                raise OptionError(f"--role {text!r} is not pattern=role. Write it like '*.in_proj.weight=hidden'.")
-            roles[pattern] = role
-        return {"roles": roles, "ignore": self.ignore}
 
 
 def plan(
@@ -47,7 +28,7 @@ def plan(
     depth: str | None = None,
     reference_r: Whole | None = None,
     multipliers: Literal["fold", "hook"] = "fold",
-    reading: Reading = Reading(),  # noqa: B008
+    reading: ReadingFlags = ReadingFlags(),  # noqa: B008
     explain: str | None = None,
     output: Path | None = None,
     markdown: Annotated[bool, Parameter(negative=())] = False,
@@ -60,6 +41,8 @@ def plan(
     Example: mupscale plan hf:qwen3,hidden_size=2048 --base hf:qwen3,hidden_size=256 --optimizer muon --markdown
 
     Example: mupscale plan my_package.models:build --base my_package.models:build,width=256 --output plan.json
+
+    Example: mupscale plan my_package.models:build --base width=256 --role '*.mixer.in_proj.weight=hidden'
 
     Parameters
     ----------
@@ -89,16 +72,16 @@ def plan(
     import mupscale
     from mupscale.targets import resolve
 
-    named = resolve(target)
+    named, said = resolve(target), reading.of_target(target)
     made = mupscale.plan(
         named.model,
-        base=_base(named, base, reading),
+        base=_base(named, base, said),
         optimizer=optimizer,
         rule=choices.build(depth),
         decay=decay,  # pyright: ignore[reportArgumentType]
         reference_r=reference_r,
         multipliers=multipliers,
-        **reading.options(),
+        reading=said,
     )
     if output is not None:
         made.save(output)
@@ -113,7 +96,7 @@ def _shown(made: "Plan", explain: str | None, *, markdown: bool, as_json: bool) 
     return f"{made.explain(explain) if explain else made.to_markdown() if markdown else made.to_text()}\n"
 
 
-def _base(target: "Target", text: str, reading: Reading) -> Any:
+def _base(target: "Target", text: str, said: "Reading") -> Any:
     from mupscale.planning.base import at_dimensions
     from mupscale.reading import read
     from mupscale.targets import build, proxy, resolve
@@ -125,4 +108,4 @@ def _base(target: "Target", text: str, reading: Reading) -> Any:
         return asked
     sizes = {name: asked.pop(name) for name in ("width", "depth") if name in asked}
     model = build(proxy(target.config, **sizes)) if sizes else target.model
-    return at_dimensions(read(model, **reading.options()), asked) if asked else model
+    return at_dimensions(read(model, reading=said), asked) if asked else model

@@ -1,5 +1,6 @@
 """`mupscale report`."""
 
+import dataclasses
 import json
 import sys
 import time
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from mupscale.cli.reading import ReadingFlags
 from mupscale.cli.theory import Json
 from mupscale.errors import OptionError
 
 if TYPE_CHECKING:
     from mupscale.reports.page import CheckSummary, PageData
     from mupscale.studies import Study
+    from mupscale.targets import Target
 
 _LOOK_SECONDS = 2.0
 _REFRESH_SECONDS = 15
@@ -29,6 +32,7 @@ def report(
     output: Path | None = None,
     to: str | None = None,
     check: Annotated[tuple[Path, ...], Parameter(negative=())] = (),
+    reading: ReadingFlags = ReadingFlags(),  # noqa: B008
     figures: Path | None = None,
     watch: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
@@ -66,15 +70,25 @@ def report(
     found, page = Study.open(study), output or study / "report.html"
     if page.is_dir():
         raise OptionError(f"--output {page} is a folder. Name the file: {page / 'report.html'}.")
-    summaries = [read_check(folder) for folder in check]
-    data = _watched(found, page, to, summaries) if watch else _written(found, page, to, summaries)
+    summaries, target = [read_check(folder) for folder in check], _target(to, reading)
+    data = _watched(found, page, target, summaries) if watch else _written(found, page, target, summaries)
     saved = [] if figures is None else _figures(data, figures)
     _say(data, page, saved, as_json)
     return 0 if any(run.loss is not None for run in data.runs) or not data.trials else 1
 
 
+def _target(to: str | None, reading: ReadingFlags) -> "Target | None":
+    from mupscale.targets import resolve
+
+    if to is not None:
+        return dataclasses.replace(resolve(to), reading=reading.of_target(to))
+    if reading.given:
+        raise OptionError("--role, --ignore, --inputs and --reading are about the target. Name it with --to.")
+    return None
+
+
 def _written(
-    study: "Study", page: Path, to: str | None, checks: Sequence["CheckSummary"], refresh: int | None = None
+    study: "Study", page: Path, to: "Target | None", checks: Sequence["CheckSummary"], refresh: int | None = None
 ) -> "PageData":
     from mupscale.records import write_whole
     from mupscale.reports.page import study_page
@@ -86,7 +100,7 @@ def _written(
     return data
 
 
-def _watched(study: "Study", page: Path, to: str | None, checks: Sequence["CheckSummary"]) -> "PageData":
+def _watched(study: "Study", page: Path, to: "Target | None", checks: Sequence["CheckSummary"]) -> "PageData":
     """Write the page again whenever the records have changed. What is left behind does not refresh itself."""
     from mupscale.studies.study import RECORDS
 

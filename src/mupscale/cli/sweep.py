@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from mupscale.cli.check import folder_name, varied
 from mupscale.cli.numbers import Whole, whole_numbers
+from mupscale.cli.reading import ReadingFlags
 from mupscale.cli.study_progress import live
 from mupscale.cli.theory import Json
 from mupscale.cli.training import overrides
@@ -70,6 +71,7 @@ def sweep(
     what: What = What(),  # noqa: B008
     where: Where = Where(),  # noqa: B008
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
+    reading: ReadingFlags = ReadingFlags(),  # noqa: B008
     output: Path | None = None,
     fork: Path | None = None,
     retry_failed: Annotated[bool, Parameter(negative=())] = False,
@@ -111,7 +113,7 @@ def sweep(
     begun = study is not None and study.is_dir()
     if begun and output is not None:
         raise OptionError(f"{study} is the folder of a study: it is its own --output. Leave one of the two out.")
-    config = StudyConfig.from_dict(study_settings(study, begun, what, where, settings))
+    config = StudyConfig.from_dict(study_settings(study, begun, what, where, settings, reading))
     folder = study if study is not None and begun else output or _usual_folder(study, config)
     if show_config:
         print(config.to_toml(), end="")
@@ -135,7 +137,7 @@ def _usual_folder(file: Path | None, config: "StudyConfig") -> Path:
 
 
 def study_settings(
-    study: Path | None, begun: bool, what: What, where: Where, settings: tuple[str, ...]
+    study: Path | None, begun: bool, what: What, where: Where, settings: tuple[str, ...], reading: ReadingFlags
 ) -> dict[str, Any]:
     """The file, or the quick study, with everything else put over it."""
     from mupscale.studies.quick import QUICK
@@ -164,6 +166,7 @@ def study_settings(
             _table(values, "engine")[key] = getattr(where, name)
     if where.storage is not None:
         values["storage"] = where.storage
+    reading.put_into(values)
     return values
 
 

@@ -107,11 +107,11 @@ def overrides(settings: Iterable[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not equals or "." not in name:
             raise OptionError(f"--set {text!r} is not a setting. Write table.setting=value, as optimizer.lr=0.01.")
-        found[name.replace("-", "_")] = _value(value)
+        found[name.replace("-", "_")] = toml_value(value)
     return found
 
 
-def _value(text: str) -> Any:
+def toml_value(text: str) -> Any:
     """As TOML would read it; what is not TOML is a string."""
     import tomllib
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from mupscale.cli.numbers import Whole
+from mupscale.cli.reading import ReadingFlags
 from mupscale.cli.theory import Json
 from mupscale.errors import OptionError
 
@@ -50,6 +51,7 @@ def transfer(
     decay: Literal["wd", "tau"] = "wd",
     run: Run = Run(),  # noqa: B008
     known: Known = Known(),  # noqa: B008
+    reading: ReadingFlags = ReadingFlags(),  # noqa: B008
     export: Literal["pytorch", "transformers", "lightning", "torchtitan", "megatron", "json"] | None = None,
     output: Path | None = None,
     markdown: Annotated[bool, Parameter(negative=())] = False,
@@ -99,6 +101,7 @@ def transfer(
         weight_decay=known.weight_decay,
         eps=known.eps,
         std=known.std,
+        reading=reading.of_target(to),
     )
     _write(_shown(recipe, export, markdown=markdown, as_json=as_json), output)
     if recipe.doubts and (export is not None or output is not None):

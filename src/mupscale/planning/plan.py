@@ -266,7 +266,7 @@ class Plan:
             **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _STRUCTURED},
             "rule": {key: value for key, value in dataclasses.asdict(self.rule).items() if value is not None},
             "warnings": list(self.warnings),
-            "reading": self.reading.to_dict(),
+            **({"reading": self.reading.to_dict()} if self.reading else {}),  # else the file is as it always was
             "hooks": [dataclasses.asdict(hook) for hook in self.hooks],
             "parameters": {name: storing.parameter_to_dict(p) for name, p in self.parameters.items()},
         }

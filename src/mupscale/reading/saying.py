@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,7 +22,8 @@ Inputs = Sequence[Any] | Mapping[str, Any]
 FILE = "mupscale.toml"
 """A file of this name beside a model holds its reading."""
 
-_SPEC = re.compile(r"(?P<dtype>[a-z]+\d*)\[(?P<shape>[\d,\s]*)\](?:\s*<\s*(?P<high>\d+))?")
+_SPEC = re.compile(r"(?P<dtype>\w+)\s*\[(?P<shape>(?:\s*\d+\s*,)*\s*\d*\s*)\]\s*(?:<\s*(?P<high>\d+))?")
+_LIKE_SPEC = re.compile(r"\w+\s*\[")
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
@@ -45,14 +47,32 @@ class TensorSpec:
 
     @staticmethod
     def parse(text: str) -> TensorSpec | None:
-        """The specification that a text writes down; None where it is another text."""
+        """The specification that a text writes down; None where it is another text.
+
+        A text such as `word[` can only be meant as a specification, so a slip in it raises.
+        """
+        if not _LIKE_SPEC.match(text.strip()):
+            return None
         found = _SPEC.fullmatch(text.strip())
         if found is None:
-            return None
-        if found["dtype"] not in _DTYPES:
-            raise UnknownNameError("type of a tensor", found["dtype"], _DTYPES)
+            raise OptionError(
+                f"inputs: {text!r} is not the type and shape of a tensor. Write it like float32[1,3,32,32], or "
+                "int64[1,16]<256 for tokens below 256."
+            )
         shape = tuple(int(size) for size in found["shape"].split(",") if size.strip())
         return TensorSpec(found["dtype"], shape, int(found["high"]) if found["high"] else None)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise UnknownNameError(f"type of a tensor in inputs ({self})", self.dtype, _DTYPES)
+        if any(size < 1 for size in self.shape):
+            raise OptionError(f"inputs: {self} is an empty tensor. Every size must be at least 1.")
+        if self.high is None:
+            return
+        if not self.dtype.startswith("int"):
+            raise OptionError(f"inputs: {self}: only whole numbers take a limit. Leave <{self.high} out, or use int64.")
+        if self.high < 1:
+            raise OptionError(f"inputs: {self}: no token is below {self.high}. The limit must be at least 1.")
 
     @staticmethod
     def of(tensor: Tensor) -> TensorSpec:
@@ -67,7 +87,8 @@ class TensorSpec:
         return TensorSpec(name, tuple(tensor.shape), max(2, int(tensor.max()) + 1) if known else None)
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]" + (f"<{self.high}" if self.high else "")
+        limit = "" if self.high is None else f"<{self.high}"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{limit}"
 
     def make(self, device: str, generator: torch.Generator | None = None) -> Tensor:
         """A tensor like this: normal numbers, tokens below `high`, or True everywhere."""
@@ -112,6 +133,9 @@ class Reading:
         object.__setattr__(self, "ignore", tuple(self.ignore))
         object.__setattr__(self, "inputs", _described(self.inputs))
 
+    def __hash__(self) -> int:
+        return hash((frozenset(self.roles.items()), self.ignore))  # inputs are left to ==
+
     def __bool__(self) -> bool:
         return bool(self.roles or self.ignore or self.inputs is not None)
 
@@ -119,6 +143,11 @@ class Reading:
         """Both together; where they differ, the other one counts."""
         inputs = self.inputs if other.inputs is None else other.inputs
         return Reading({**self.roles, **other.roles}, tuple(dict.fromkeys((*self.ignore, *other.ignore))), inputs)
+
+    def fitting(self, names: Collection[str]) -> Reading:
+        """Without the patterns that match none of these parameters: a base may lack layers that its target has."""
+        kept = {p: role for p, role in self.roles.items() if any(fnmatch.fnmatchcase(name, p) for name in names)}
+        return replace(self, roles=kept)
 
     def call(self, device: str, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """The arguments of a forward pass, made on a device; None where nothing was said."""
@@ -159,9 +188,17 @@ class Reading:
         if not isinstance(roles, Mapping) or not all(
             isinstance(role, str) for role in cast(Mapping[str, Any], roles).values()
         ):
-            raise OptionError(f'{where}.roles must be a table of pattern = "role", and is {roles!r}.')
+            raise OptionError(
+                f"{where}.roles must be a table of patterns and roles, and is {roles!r}. Put each pattern in quotes: "
+                '"blocks.*.mixer.weight" = "hidden".'
+            )
+        for pattern, role in cast(Mapping[str, str], roles).items():
+            if role not in ROLES:
+                raise UnknownNameError(f"role for {pattern} in {where}", role, ROLES)
         if not isinstance(ignore, list | tuple) or not all(isinstance(key, str) for key in cast(Sequence[Any], ignore)):
-            raise OptionError(f"{where}.ignore must be a list of keys, and is {ignore!r}.")
+            raise OptionError(
+                f'{where}.ignore must be a list of keys, and is {ignore!r}. Write it like ["logit_scale"].'
+            )
         if inputs is not None and not isinstance(inputs, list | tuple | Mapping):
             raise OptionError(
                 f"{where}.inputs must be a list or a table, and is {inputs!r}. Write it like "
@@ -178,7 +215,8 @@ class Reading:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise OptionError(f"{path}: {reason}. It must be a TOML file with a [reading] table.") from error
+            message = f"{path}: {reason}. It must be TOML with a [reading] table, patterns in quotes."
+            raise OptionError(message) from error
         table = values.get("reading")
         if not isinstance(table, Mapping):
             raise OptionError(f"{path} has no [reading] table. Write [reading] or [reading.roles] above the settings.")

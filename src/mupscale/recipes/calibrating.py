@@ -22,10 +22,11 @@ from mupscale.analysis.exponents import (
     log2_paper_factor,
 )
 from mupscale.errors import DimensionError, OptionError
-from mupscale.recipes.swept import swept_under
+from mupscale.recipes.shapes import ModelShape
+from mupscale.recipes.swept import named_shape, swept_under
 from mupscale.studies import Study, StudyConfig
-from mupscale.studies.config import Trainer
 from mupscale.studies.measured import measured, member_label
+from mupscale.studies.planning import with_reading
 from mupscale.studies.searching import grid
 from mupscale.theory import Rule
 from mupscale.theory.formulas import r as repetitions_symbol
@@ -92,7 +93,7 @@ def calibration(
     """
     given = dict(values)
     given["search"] = {"method": "grid"} | dict(given.get("search", {}))
-    config = StudyConfig.from_dict(given)
+    config = with_reading(StudyConfig.from_dict(given))
     rule = _only_rule(config)
     _check_gammas(gammas)
     dimension, heads, first = _dimension(config), _heads(config), _base_r(config)
@@ -104,7 +105,7 @@ def calibration(
     common = {"space": space, "rule_space": {}, "tables": tables}
 
     def part(name: str, rules: list[dict[str, Any]], levels: Sequence[int]) -> StudyConfig:
-        sizes = tuple(heads // r if dimension == "n_kv_heads" else r for r in levels)
+        sizes = tuple(heads // r if heads and dimension == "n_kv_heads" else r for r in levels)
         named = f"{config.name[:50]}-{name}"
         return dataclasses.replace(config, name=named, rules=tuple(rules), vary={dimension: sizes}, **common)
 
@@ -143,29 +144,31 @@ def _dimension(config: StudyConfig) -> str:
     return next(iter(config.vary), "r")
 
 
-def _heads(config: StudyConfig) -> int:
+def _heads(config: StudyConfig) -> int | None:
+    """Query heads of the proxy; None where only their ratio to key/value heads can be read."""
     if config.trainer is None:
         return config.run_config(config.cells()[0], {"lr": 1.0}, config.seeds[0]).model.n_heads
-    return _facts(config.trainer, "target").heads or 1
+    heads = _shape(config, config.trainer.target, {}).heads
+    varied = config.vary.get("n_kv_heads", ())
+    if heads is None and varied:
+        first = {"n_kv_heads": varied[0]}
+        return varied[0] * _shape(config, config.trainer.target, first).r
+    return heads
 
 
-def _facts(trainer: Trainer, which: str) -> Any:
-    from mupscale.reading import read
-    from mupscale.targets import resolve
-
-    name = getattr(trainer, which)
+def _shape(config: StudyConfig, name: str | None, dimensions: Mapping[str, int]) -> ModelShape:
     if name is None:
         raise OptionError(
             "the trainer names no model, so every γ would train alike. Write trainer.target, as "
             '"hf:llama,hidden_size=64", and have the trainer use its {plan}.'
         )
-    return read(resolve(name).model)
+    return named_shape(name, tuple(dimensions.items()), config.reading)
 
 
 def _base_r(config: StudyConfig) -> int | None:
     """Where the study says it."""
     if config.trainer is not None and config.trainer.base is not None:
-        return int(_facts(config.trainer, "base").repetitions)
+        return _shape(config, config.trainer.base, {}).r
     base = config.tables.get("base", {})
     if "r" in base:
         return int(base["r"])
@@ -174,18 +177,17 @@ def _base_r(config: StudyConfig) -> int | None:
     return None
 
 
-def _repetitions(asked: Sequence[int], config: StudyConfig, heads: int, first: int | None) -> list[int]:
+def _repetitions(asked: Sequence[int], config: StudyConfig, heads: int | None, first: int | None) -> list[int]:
     """In order, the base's first: those asked for, those that the study varies, or some that the heads allow."""
-    varied = [heads // k for k in config.vary.get("n_kv_heads", ())] or list(config.vary.get("r", ()))
-    found = sorted(set(asked or varied))
+    found = sorted(set(asked or _varied(config, heads)))
     least = first if first is not None else (found[0] if found else 1)
-    if not found:
-        found = [least, *_spread(heads, least)]
-    divisors = [r for r in range(1, heads + 1) if heads % r == 0]
-    wrong = [r for r in found if r not in divisors]
-    if wrong:
-        allowed = ", ".join(map(str, divisors))
-        raise DimensionError(f"r = {wrong[0]} does not divide {heads} heads. Choose among {allowed}.")
+    if heads is not None:
+        found = found or [least, *_spread(heads, least)]
+        _check_divides(found, heads)
+    elif not found:
+        raise OptionError(
+            "the model does not say how many heads it has, so no r can be proposed. Give them: --repetitions 1,2,4."
+        )
     found = sorted({least, *found})
     if found[0] != least or len(found) < 2:
         raise DimensionError(
@@ -193,6 +195,19 @@ def _repetitions(asked: Sequence[int], config: StudyConfig, heads: int, first: i
             "needed at least."
         )
     return found
+
+
+def _varied(config: StudyConfig, heads: int | None) -> list[int]:
+    kv_heads = config.vary.get("n_kv_heads", ())
+    return [heads // k for k in kv_heads] if kv_heads and heads else list(config.vary.get("r", ()))
+
+
+def _check_divides(found: Sequence[int], heads: int) -> None:
+    divisors = [r for r in range(1, heads + 1) if heads % r == 0]
+    wrong = [r for r in found if r not in divisors]
+    if wrong:
+        allowed = ", ".join(map(str, divisors))
+        raise DimensionError(f"r = {wrong[0]} does not divide {heads} heads. Choose among {allowed}.")
 
 
 def _spread(heads: int, least: int) -> list[int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from mupscale.reading import ModelFacts, ParameterFact, read
+from mupscale.reading import ModelFacts, ParameterFact, Reading, read
 from mupscale.reading.structure import class_of
 
 TABLES = ("embedding", "position")
@@ -40,7 +40,7 @@ class ModelShape:
         return {name: value for name, value in sizes.items() if value is not None}
 
 
-def shape_of(model: nn.Module) -> ModelShape:
+def shape_of(model: nn.Module, reading: Reading | None = None) -> ModelShape:
     """Read a model; the meta device will do.
 
     >>> from mupscale.targets import resolve
@@ -48,7 +48,7 @@ def shape_of(model: nn.Module) -> ModelShape:
     >>> shape.width, shape.r, shape.d_ff, shape.parameters
     (768, 4, 3072, 81997056)
     """
-    facts = read(model)
+    facts = read(model, reading=reading)
     counted = [fact for fact in facts.parameters.values() if _counts(fact, facts)]
     tables = [fact for fact in facts.parameters.values() if fact.role == "embedding"]
     d_ff = _fan_in(facts, "mlp_out") or _fan_in(facts, "expert_out")

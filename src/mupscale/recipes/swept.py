@@ -8,6 +8,8 @@ from functools import cache
 from typing import Any
 
 from mupscale.errors import OptionError
+from mupscale.reading import Reading
+from mupscale.reading.structure import bare, bare_name
 from mupscale.recipes.shapes import ModelShape, shape_of
 from mupscale.studies import Study, StudyConfig, Trial
 from mupscale.studies.config import Cell, Trainer
@@ -149,23 +151,26 @@ class _Own:
             )
         self._config, self._target, self._base = config, trainer.target, trainer.base
 
+    def _shape(self, name: str, dimensions: Mapping[str, int]) -> ModelShape:
+        return named_shape(name, tuple(dimensions.items()), self._config.reading)
+
     def variant(self, cell: Cell, trials: Iterable[Trial]) -> Variant:
         own = [trial for trial in trials if trial.cell == cell.name and trial.status == "finished"]
         steps = [trial.steps for trial in own if trial.steps]
         tokens = [trial.tokens for trial in own if trial.tokens]
-        shape = _named_shape(self._target, tuple(cell.dimensions.items()))
+        shape = self._shape(self._target, cell.dimensions)
         return Variant(shape, max(steps, default=None), max(tokens, default=None))
 
     def base(self, cell: Cell) -> Mapping[str, int]:
         if self._base is not None:
-            return _named_shape(self._base, ()).base_dimensions
+            return self._shape(self._base, {}).base_dimensions
         given = cell.tables.get("base", {})
         least = {k: max(v) if k == "n_kv_heads" else min(v) for k, v in self._config.vary.items()}
         if not given and not least:
             raise OptionError(f"the study {self._config.name} has no base. Write [base] with width, depth and r.")
         if not given:
-            return _named_shape(self._target, tuple(least.items())).base_dimensions
-        own = _named_shape(self._target, tuple(cell.dimensions.items()))
+            return self._shape(self._target, least).base_dimensions
+        own = self._shape(self._target, cell.dimensions)
         return _resized(own.base_dimensions, given)
 
     def settings(self, cell: Cell) -> Mapping[str, Any]:
@@ -176,8 +181,10 @@ class _Own:
 
 
 @cache
-def _named_shape(name: str, dimensions: tuple[tuple[str, int], ...]) -> ModelShape:
-    return shape_of(Family(name, device="meta")(**dict(dimensions)) if dimensions else resolve(name).model)
+def named_shape(name: str, dimensions: tuple[tuple[str, int], ...], reading: Reading) -> ModelShape:
+    """Of a model by name, with some of its dimensions changed."""
+    model = Family(name, device="meta")(**dict(dimensions)) if dimensions else resolve(name).model
+    return shape_of(model, reading.fitting([bare_name(key) for key, _ in bare(model).named_parameters()]))
 
 
 def _resized(own: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int]:

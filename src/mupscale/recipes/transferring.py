@@ -11,6 +11,7 @@ from mupscale.errors import DimensionError, OptionError, StudyFailedError, Unkno
 from mupscale.planning import Plan, plan
 from mupscale.planning.base import Base
 from mupscale.planning.groups import BaseValues
+from mupscale.reading import Reading
 from mupscale.reading.structure import class_of
 from mupscale.recipes.choosing import choose
 from mupscale.recipes.lengths import length_for
@@ -43,6 +44,7 @@ def transfer(
     eps: float | None = None,
     std: float | None = None,
     base: Base | None = None,
+    reading: Reading | None = None,
     analysis: StudyAnalysis | None = None,
 ) -> Recipe:
     """What to train a target with, from what a study found on small models, each number with its interval.
@@ -57,16 +59,19 @@ def transfer(
     weight_decay, eps, std   of the base, in place of what the study used, where it did not search them
     base                  what was tuned, as a model or config of the target's kind, where the study's sizes are not
                           enough: `mupscale.proxy(config, width=…, depth=…)`
+    reading               what the target cannot say by itself: roles, ignored keys, inputs (default: the
+                          mupscale.toml beside a target by name)
     analysis              of the study, if it was made before
     """
     study = study if isinstance(study, Study) else Study.open(study)
     target = _target(to)
+    said = target.reading if reading is None else reading
     if decay not in ("wd", "tau"):
         raise UnknownNameError("way to carry decay over", decay, ("wd", "tau"))
     _check(study, {"weight_decay": weight_decay, "eps": eps, "std": std}, rule)
     found = analysis_of(study) if analysis is None else analysis
     name, why = choose(found, rule)
-    swept, shape = swept_under(study, name), shape_of(target.model)
+    swept, shape = swept_under(study, name), shape_of(target.model, said)
     asked_nothing = tokens is None and tokens_per_parameter is None
     per_parameter = swept.variants[0].tokens_per_parameter if asked_nothing else tokens_per_parameter
     length = length_for(shape.parameters, tokens=tokens, per_parameter=per_parameter, sequence=sequence)
@@ -79,7 +84,7 @@ def transfer(
         parameter: BaseValue.of_log2(log2_lr if parameter == "lr" else predicted(several, None, found.confidence))
         for parameter, several in optima.items()
     }
-    made = _plan(target, swept, swept.base if base is None else base)
+    made = _plan(target, swept, swept.base if base is None else base, said)
     decayed = _decay(decay, values, weight_decay, swept, length.steps, made.decay)
     base_eps = _eps(eps, swept.settings)
     base_std = values.get("std") or settled("std", std, swept.settings)
@@ -135,7 +140,7 @@ def _transfer_of(analysis: StudyAnalysis, rule: str) -> RuleTransfer:
     return next(one for one in analysis.transfers if one.rule == rule)
 
 
-def _plan(target: Target, swept: Swept, base: Base) -> Plan:
+def _plan(target: Target, swept: Swept, base: Base, reading: Reading) -> Plan:
     settings = swept.settings
     try:
         return plan(
@@ -145,6 +150,7 @@ def _plan(target: Target, swept: Swept, base: Base) -> Plan:
             rule=swept.rule,
             decay=settings["decay"],
             multipliers=settings["multipliers"],
+            reading=reading,
         )
     except (DimensionError, UnreadableModelError) as error:
         sizes = ", ".join(f"{name} {value}" for name, value in swept.base.items())

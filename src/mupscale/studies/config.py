@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 from mupscale.errors import DimensionError, OptionError
+from mupscale.reading import Reading
 from mupscale.studies.names import plain
 from mupscale.theory import read_rule
 from mupscale.training import RunConfig, lengths, settings, toml
@@ -115,6 +116,8 @@ class StudyConfig:
     trainer: Trainer | None = None
     storage: str | None = None
     keep_runs: bool = False
+    reading: Reading = field(default_factory=Reading)
+    "What the trainer's model cannot say by itself: roles, ignored keys, inputs."
     tables: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -143,6 +146,7 @@ class StudyConfig:
             trainer=_trainer(given.pop("trainer", None)),
             storage=settings.typed("storage", given.pop("storage", None), str | None),
             keep_runs=settings.typed("keep_runs", given.pop("keep_runs", False), bool),
+            reading=Reading.from_dict(settings.table("reading", given.pop("reading", {}))),
             tables=given,
         )
 
@@ -152,6 +156,8 @@ class StudyConfig:
 
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
+        # An empty one is left out, so that studies from before there were readings stay what they are.
+        values["reading"] = self.reading.to_dict() or None
         values |= values.pop("tables")
         values["space"] |= values.pop("rule_space")
         return cast(dict[str, Any], _plain(values))
@@ -352,6 +358,7 @@ def _check(config: StudyConfig) -> None:
         )
     if trainer is not None and engine.ranks > 1:
         raise OptionError(f"engine.ranks = {engine.ranks} is for the reference model; put torchrun into the command.")
+    _check_reading(config)
     names = [cell.name for cell in config.cells()]
     if len(set(names)) < len(names):
         raise OptionError("two cells have the same name: give every rule and every variant a name of its own.")
@@ -359,6 +366,23 @@ def _check(config: StudyConfig) -> None:
         middle = {name: math.sqrt(low * high) for name, (low, high) in config.space.items()}
         for cell in config.cells():
             config.run_config(cell, middle, config.seeds[0])
+
+
+def _check_reading(config: StudyConfig) -> None:
+    if not config.reading:
+        return
+    if config.trainer is None or config.trainer.target is None:
+        raise OptionError(
+            "the study has a reading (roles, ignored keys or inputs), but no trainer.target, the model that it is "
+            'about. Name the model (trainer.target = "my_package.models:build"), or leave the reading out.'
+        )
+    inputs = config.reading.inputs or ()
+    for name, value in inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs):
+        if value is None:
+            raise OptionError(
+                f"reading.inputs: {name} is None, which a study file cannot hold. Leave the argument out, or give the "
+                "others by name."
+            )
 
 
 def _check_search(config: StudyConfig) -> None:

@@ -1,10 +1,12 @@
 """The plan of a cell's model, for trainers of one's own."""
 
+import dataclasses
 import json
 from functools import cache
 from typing import Any
 
 from mupscale.errors import OptionError
+from mupscale.reading import Reading
 from mupscale.studies.config import Cell, StudyConfig, Trainer
 
 
@@ -19,7 +21,7 @@ def plan_dict(config: StudyConfig, cell: Cell) -> dict[str, Any] | None:
     least = _least(config)
     text = _planned(
         trainer.target, tuple(cell.dimensions.items()), trainer.base, base, least,
-        json.dumps(cell.rule, sort_keys=True), optimizer.get("name", "adamw"), optimizer.get("decay"),
+        json.dumps(cell.rule, sort_keys=True), optimizer.get("name", "adamw"), optimizer.get("decay"), config.reading,
     )  # fmt: skip
     return json.loads(text)
 
@@ -39,6 +41,7 @@ def _planned(
     rule: str,
     optimizer: str,
     decay: Any,
+    reading: Reading,
 ) -> str:
     from mupscale.planning import plan
     from mupscale.training.config import rule_from
@@ -55,8 +58,24 @@ def _planned(
             "the plan needs a base: the model that the rates are tuned on. Write [base] with width, depth and r, or "
             "trainer.base with a model's name."
         )
-    made = plan(model, base=reference, optimizer=optimizer, rule=rule_from(json.loads(rule)), decay=decay)
+    made = plan(
+        model, base=reference, optimizer=optimizer, rule=rule_from(json.loads(rule)), decay=decay, reading=reading
+    )
     return made.to_json()
+
+
+def with_reading(config: StudyConfig) -> StudyConfig:
+    """With the mupscale.toml beside the trainer's model, where the study has no [reading] of its own.
+
+    The study keeps what it says: a study must not change when the file does.
+    """
+    from mupscale.targets import reading_beside
+
+    trainer = config.trainer
+    if config.reading or trainer is None or trainer.target is None:
+        return config
+    said = reading_beside(trainer.target)
+    return dataclasses.replace(config, reading=said) if said else config
 
 
 def _model(target: str, dimensions: tuple[tuple[str, int], ...]) -> Any:

@@ -28,7 +28,7 @@ from mupscale.records import write_whole
 from mupscale.studies.cell_run import CellRun, Proposed, assignment, fingerprint, trainer_of
 from mupscale.studies.config import StudyConfig
 from mupscale.studies.names import inside
-from mupscale.studies.planning import check_plan
+from mupscale.studies.planning import check_plan, with_reading
 from mupscale.studies.storage import Mirror
 from mupscale.studies.trainers import check_trainer, train
 from mupscale.studies.trials import Trial
@@ -64,7 +64,11 @@ class Study:
 
     @staticmethod
     def create(config: StudyConfig, folder: Path | str) -> "Study":
-        """A new study, or the one that is there if it is the same; budgets, engine and storage may differ."""
+        """A new study, or the one that is there if it is the same; budgets, engine and storage may differ.
+
+        It keeps what mupscale.toml beside the trainer's model says, unless the config has a reading of its own.
+        """
+        config = with_reading(config)
         study = Study(Path(folder), config)
         study._check()
         known = study.folder / CONFIG

@@ -9,10 +9,13 @@ from torch import nn
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import GPT
+from mupscale.reading import Reading
 from mupscale.reading.config import HEADS, KV_HEADS
 from mupscale.targets import functions
+from mupscale.targets.beside import reading_beside
 from mupscale.targets.huggingface import build, create, is_config
 from mupscale.targets.keys import is_positive, key_among, listed
+from mupscale.targets.naming import own_function
 from mupscale.targets.proxies import proxy
 from mupscale.targets.resolving import resolve
 from mupscale.targets.settings import split_settings
@@ -36,10 +39,15 @@ class Family:
     device: str = field(default="cpu", repr=False)
     "Where models are first built; no part of what the family is, so that records tell nothing of it."
 
+    @property
+    def reading(self) -> Reading:
+        """What `mupscale.toml` beside the model says about it."""
+        return reading_beside(self.name)
+
     def __call__(self, **change: int) -> nn.Module:
-        head, settings = split_settings(self.name)
-        if functions.PATTERN.fullmatch(head) and not head.startswith(("gpt:", "hf:")):
-            return self._own(head, settings, change)
+        function = own_function(self.name)
+        if function is not None:
+            return self._own(function, split_settings(self.name)[1], change)
         ((dimension, value),) = change.items()
         if dimension not in VARIED:
             raise UnknownNameError("dimension to vary", dimension, VARIED)

@@ -1,12 +1,14 @@
 """Models of one's own: `package.module:function`, called on the meta device."""
 
 import importlib
+import importlib.util
 import inspect
 import os
 import re
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,6 +47,26 @@ def loaded(name: str) -> Generator[Callable[..., Any]]:
         raise OptionError(f"{name!r} is not a function. Write module:function.")
     with _current_folder_importable():
         yield _function(_module(parts["module"], name), parts["function"], name)
+
+
+def folder(name: str) -> Path | None:
+    """Where the module behind `module:function` lies; None where that is not known. The module is not run.
+
+    >>> folder("torch.nn:Linear").name
+    'nn'
+    """
+    parts = PATTERN.fullmatch(name)
+    if parts is None:
+        return None
+    module = parts["module"]
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        importlib.invalidate_caches()
+        # Packages around it are imported, and may raise anything: calling the function tells of it.
+        with _current_folder_importable(), suppress(Exception):
+            spec = importlib.util.find_spec(module)
+            file = spec.origin if spec is not None and spec.has_location else None
+    return None if file is None else Path(file).absolute().parent
 
 
 @contextmanager

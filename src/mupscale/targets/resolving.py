@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os.path import exists
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ from torch import nn
 
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.models import GPT, configuration
+from mupscale.reading import Reading
 from mupscale.targets import functions
-from mupscale.targets.huggingface import build, causal_types, config_of_file, config_of_type, is_config
+from mupscale.targets.beside import reading_beside
+from mupscale.targets.huggingface import build, config_of_file, config_of_type, is_config
+from mupscale.targets.naming import config_path, local_config, own_function
 from mupscale.targets.settings import split_settings
 from mupscale.targets.shapes import SHAPES, nearest_shape, shape_name
 
@@ -28,6 +31,8 @@ class Target:
     model: nn.Module
     config: Any = None
     """Its Hugging Face config, None for a model that has none."""
+    reading: Reading = field(default_factory=Reading)
+    """What `mupscale.toml` beside the model says about it."""
 
 
 def resolve(name: str) -> Target:
@@ -42,20 +47,23 @@ def resolve(name: str) -> Target:
     (2, 'meta')
     """
     name = name.strip()
-    if name.startswith("hf:"):
-        return _of_config(name, _hugging_face(name))
-    if name.endswith(".json") and exists(name):
-        return _of_config(name, _local(name, name))
+    return dataclasses.replace(_resolved(name), reading=reading_beside(name))
+
+
+def _resolved(name: str) -> Target:
+    config = local_config(name)
+    if config is not None:
+        return _of_config(name, _local(config, name))
     head, settings = split_settings(name)
+    if head.startswith("hf:"):
+        return _of_config(name, config_of_type(head.removeprefix("hf:").strip(), settings, name))
     if head.startswith("gpt:"):
         return _reference(name, head.removeprefix("gpt:"), settings)
     shape = shape_name(head)
     if shape:
         wanted = {**SHAPES[shape].settings, **settings}
         return _of_config(name, config_of_type(SHAPES[shape].model_type, wanted, name))
-    if head.endswith(".json"):
-        return _of_config(name, _local(name, name))
-    if functions.PATTERN.fullmatch(head):
+    if own_function(name):
         return _returned(name, functions.call(head, settings))
     raise UnknownNameError("target", head, [*SHAPES, *FORMS])
 
@@ -72,30 +80,15 @@ def _reference(name: str, configured: str, settings: Mapping[str, Any]) -> Targe
     return Target(name, model)
 
 
-def _hugging_face(name: str) -> Any:
-    rest = name.removeprefix("hf:").strip()
-    if not exists(rest) or rest in causal_types():
-        head, settings = split_settings(name)
-        head = head.removeprefix("hf:").strip()
-        if head in causal_types() or not _is_path(head):
-            return config_of_type(head, settings, name)
-    return _local(rest, name)
-
-
-def _is_path(head: str) -> bool:
-    return bool(head) and ("/" in head or "\\" in head or head.endswith(".json") or exists(head))
-
-
 def _local(rest: str, name: str) -> Any:
-    # A path that is there as it stands is no place to look for settings.
-    head, settings = (rest, {}) if exists(rest) else split_settings(rest)
+    head = config_path(rest)
     near = nearest_shape(head)
     if near and not exists(head):
         raise OptionError(
             f"{name}: there is no file {head}, and nothing is downloaded. Did you mean {near!r}, whose dimensions are "
             "known here? Otherwise pass a local config.json (hf:path/to/config.json) or a type (hf:llama)."
         )
-    return config_of_file(Path(head), settings, name)
+    return config_of_file(Path(head), {} if head == rest else split_settings(rest)[1], name)
 
 
 def _of_config(name: str, config: Any) -> Target:

@@ -14,10 +14,15 @@ from mupscale.reports.page.recipes import no_recipe, recipe_view
 if TYPE_CHECKING:
     from mupscale.analysis.families import StudyAnalysis
     from mupscale.studies import Snapshot, Study, StudyConfig
+    from mupscale.targets import Target
 
 
 def page_data(
-    study: "Study", *, to: str | None = None, checks: Sequence[CheckSummary] = (), refresh_seconds: int | None = None
+    study: "Study",
+    *,
+    to: "str | Target | None" = None,
+    checks: Sequence[CheckSummary] = (),
+    refresh_seconds: int | None = None,
 ) -> PageData:
     """What the study's files say now. A page of a study that has ended never refreshes itself."""
     from mupscale.studies.measured import measured
@@ -59,12 +64,12 @@ def _public(config: "StudyConfig") -> str:
     return config.to_toml()
 
 
-def _recipe(study: "Study", to: str, analysis: "StudyAnalysis") -> RecipeView:
+def _recipe(study: "Study", to: "str | Target", analysis: "StudyAnalysis") -> RecipeView:
     """A study that has no optimum yet has no recipe either: the page says so."""
     from mupscale.recipes import transfer
 
     try:
         recipe = transfer(study, to=to, analysis=analysis)
     except StudyFailedError as error:
-        return no_recipe(to, str(error))
+        return no_recipe(to if isinstance(to, str) else to.name, str(error))
     return recipe_view(recipe.to_dict(), recipe.to_text())

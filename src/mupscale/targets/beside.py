@@ -1,0 +1,33 @@
+"""The `mupscale.toml` beside a model: what a user said about it once, for every command."""
+
+from os.path import isdir, isfile
+from pathlib import Path
+
+from mupscale.reading import Reading
+from mupscale.reading.saying import FILE
+from mupscale.targets import functions
+from mupscale.targets.naming import config_path, local_config, own_function
+
+
+def reading_file(name: str) -> Path | None:
+    """The file beside the model that a name stands for: in its module's folder, or in that of its config.json.
+
+    None where there is none, and for models that have no folder, such as llama-3-8b and hf:llama.
+    """
+    folder = _folder(name.strip())
+    file = None if folder is None else folder / FILE
+    return file if file is not None and isfile(file) else None
+
+
+def reading_beside(name: str) -> Reading:
+    """What that file says; nothing where there is none."""
+    file = reading_file(name)
+    return Reading() if file is None else Reading.load(file)
+
+
+def _folder(name: str) -> Path | None:
+    config, function = local_config(name), own_function(name)
+    if config is not None:
+        path = Path(config_path(config)).absolute()
+        return path if isdir(path) else path.parent
+    return None if function is None else functions.folder(function)

@@ -1,0 +1,45 @@
+"""Which form a target's name has: a local config, or a function of one's own."""
+
+from os.path import exists
+
+from mupscale.targets import functions
+from mupscale.targets.huggingface import causal_types
+from mupscale.targets.settings import split_settings
+
+
+def local_config(name: str) -> str | None:
+    """The path to a config or its folder, settings behind it included; None for a name of another form.
+
+    >>> local_config("models/mine.json,num_hidden_layers=2"), local_config("gpt:kvr_4")
+    ('models/mine.json,num_hidden_layers=2', None)
+    """
+    if name.startswith("hf:"):
+        rest = name.removeprefix("hf:").strip()
+        if exists(rest) and rest not in causal_types():
+            return rest
+        head = split_settings(rest)[0]
+        return rest if head not in causal_types() and _is_path(head) else None
+    if name.endswith(".json") and exists(name):
+        return name
+    head, _ = split_settings(name)
+    return name if head.endswith(".json") and not head.startswith("gpt:") else None
+
+
+def config_path(rest: str) -> str:
+    """The path alone. One that is there as it stands is no place to look for settings."""
+    return rest if exists(rest) else split_settings(rest)[0]
+
+
+def own_function(name: str) -> str | None:
+    """`module:function`, without settings; None for a name of another form.
+
+    >>> own_function("my_package.models:build,width=256"), own_function("hf:llama")
+    ('my_package.models:build', None)
+    """
+    head, _ = split_settings(name)
+    named = functions.PATTERN.fullmatch(head) and not head.startswith(("gpt:", "hf:"))
+    return head if named else None
+
+
+def _is_path(head: str) -> bool:
+    return bool(head) and ("/" in head or "\\" in head or head.endswith(".json") or exists(head))
