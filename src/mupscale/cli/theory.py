@@ -28,7 +28,7 @@ class Choices:
     kv_factor: str | None = None
     "Key/value rate over the hidden one: hidden, derived, paper, or a formula in r, n, inner."
     width: Scaled | None = None
-    "Whether init, multiplier and rate scale with width."
+    "Whether the values scale with width; none keeps the base values at every width."
     decay_scaling: Scaled | None = None
     "Whether weight decay is scaled."
     eps: Scaled | None = None

@@ -73,8 +73,8 @@ class _Derivation:
             sigma = self._initial_size()
             rate = self._hidden_rate(sigma, beta)
         else:
-            self.own_multiplier = _ONE
-            sigma = rate = self._width_unscaled()
+            self.own_multiplier = sigma = _ONE
+            rate = self._width_unscaled(beta)
         rate = self._own_rate(rate, sigma, beta)
         return Scaling(
             unit=self.unit,
@@ -118,14 +118,33 @@ class _Derivation:
             f"{_PAPER}, section 3.3; rule {self.rule}",
         )
 
-    def _width_unscaled(self) -> Expr:
-        return self._say(
+    def _width_unscaled(self, beta: Expr) -> Expr:
+        """The rate of a rule that scales nothing with width: it only makes up for a gradient that is known to shrink.
+
+        How gradients shrink with width is derived from the spectral condition, which such a rule does not keep: of
+        weights with a constant std, those of embedding, gains and readout do not shrink at all.
+        """
+        self._say(
             "Width",
             ("σ = η", r"\sigma = \eta"),
             _ONE,
             "this rule keeps the base values at every width",
             f"rule {self.rule}",
         )
+        rate = tidy(self._gradient_factor(beta) ** -self.optimizer.gradient_degree)
+        if rate == 1:
+            return rate
+        return self._say(
+            "Learning rate",
+            _RATE,
+            rate,
+            "the step is as long as the gradient, which shrinks with depth and with the share of tokens like 1/η",
+            self.optimizer.source,
+        )
+
+    def _gradient_factor(self, beta: Expr) -> Expr:
+        """By how much a gradient shrinks for other reasons than width."""
+        return self.core.token_share() * beta
 
     def _target(self) -> Expr:
         """Norm that the parameter must have: that of its effect on the network, without the multiplier."""
@@ -324,7 +343,10 @@ class _Derivation:
         return derived and self.optimizer.gradient_degree == 0
 
     def _l2_decay(self, beta: Expr) -> Expr:
-        dense = self.reference.gradient_norm() * self.own_multiplier * beta / self._target()
+        if self.rule.width == "scaled":
+            dense = self.reference.gradient_norm() * self.own_multiplier * beta / self._target()
+        else:
+            dense = self._gradient_factor(beta)
         if self.reference == self.core or self.rule.literal_kv_factor() is not None:
             return dense
         return (
@@ -336,7 +358,15 @@ class _Derivation:
             return self._say_epsilon(_ONE, "this rule keeps the base epsilon at every size", f"rule {self.rule}")
         if self.optimizer.epsilon == "none":
             return self._say_epsilon(_ONE, f"{self.optimizer} has no epsilon", self.optimizer.source)
-        scale = self.core.multiplier() * beta
+        if self.rule.width == "none":
+            factor = self._gradient_factor(beta)
+            return self._say_epsilon(
+                self.optimizer.epsilon_size(factor, factor),
+                "this rule keeps the base values at every width; how gradients shrink with width is derived only where "
+                "the spectral condition holds",
+                f"rule {self.rule}",
+            )
+        scale = self.own_multiplier * beta
         size = self.optimizer.epsilon_size(self.core.gradient_entry() * scale, self.reference.gradient_norm() * scale)
         what = {"entry": "|g|", "norm": "‖g‖", "norm_squared": "‖g‖²"}[self.optimizer.epsilon]
         return self._say_epsilon(
