@@ -23,7 +23,7 @@ _RATE = ("η", r"\eta")
 
 def derive(
     unit: Unit | str,
-    optimizer: Optimizer | str = "adamw",
+    optimizer: Optimizer | str | type = "adamw",
     *,
     rule: Rule | str = "gqa-mup",
     decay: Decay = "lr_coupled",
@@ -35,7 +35,7 @@ def derive(
     ((sqrt(r) + 1)/(2*n), 2*n/(sqrt(r) + 1))
     """
     unit = unit_named(unit) if isinstance(unit, str) else unit
-    optimizer = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
+    optimizer = optimizer_named(optimizer)
     rule = rule_named(rule) if isinstance(rule, str) else rule
     if not isinstance(unit, Unit):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"{unit!r} is not a unit. Give a name such as 'kv', or a Unit such as Dense('n', 'n').")
