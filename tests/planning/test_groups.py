@@ -310,7 +310,7 @@ class TestVerification:
         with pytest.raises(PlanMismatchError, match=r"lr is .* for model\.layers\.\*\.self_attn\.v_proj\.weight"):
             plan.verify(loaded, model=model, lr=rates[0])
         stranger = torch.optim.AdamW([{"params": [nn.Parameter(torch.zeros(1))]}])
-        with pytest.raises(PlanMismatchError, match="a tensor that the model has not"):
+        with pytest.raises(PlanMismatchError, match="a tensor that the model does not have"):
             plan.verify(stranger, model=model)
 
     def test_holds_where_nothing_is_decayed(self, llama):
