@@ -198,6 +198,13 @@ def test_gains_and_biases_keep_the_base_rate_and_do_not_decay():
     assert same(scaling.eps, 1 / (n * L))
 
 
+def test_the_derivation_says_that_gains_are_not_decayed_and_what_follows():
+    """It stood as a warning on every plan."""
+    step = next(step for step in derive("vector").steps if step.title == "Weight decay")
+    assert step.value == 0
+    assert "a base tuned with decay on them" in step.reason
+
+
 def test_epsilon_follows_the_embedding_width_where_the_fan_in_is_another():
     down = derive(Dense(n, "d_ff", width=n))
     assert str(down.lr) == "1/d_ff"

@@ -318,7 +318,8 @@ class _Derivation:
 
     def _weight_decay(self, rate: Expr, beta: Expr) -> Expr:
         if not self.core.decays:
-            return self._say_decay(sympy.Integer(0), "gains and biases are not decayed", "Dey et al. 2025")
+            reason = "gains and biases are not decayed; a base tuned with decay on them has another best rate and decay"
+            return self._say_decay(sympy.Integer(0), reason, "Dey et al. 2025")
         if self.rule.decay == "none":
             return self._say_decay(_ONE, "this rule keeps the base decay at every size", f"rule {self.rule}")
         if self.decay == "independent":
