@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from mupscale.errors import MupscaleError, OptionError, PlanMismatchError, Unkno
 from mupscale.planning import clipping, groups, hooks, initialization, showing, storing, verification
 from mupscale.planning.groups import PerRole
 from mupscale.planning.values import Hook, Multipliers, PlannedParameter
+from mupscale.planning.verification import Verified
 from mupscale.reading import Reading, run_once
 from mupscale.reading.making import is_zero
 from mupscale.reading.structure import bare, bare_name
@@ -150,15 +152,38 @@ class Plan:
         lr: PerRole | None = None,
         weight_decay: PerRole | None = None,
         eps: PerRole | None = None,
-    ) -> None:
-        """Raise `PlanMismatchError` naming each group that has not the plan's values, after `load_state_dict`, say.
+        betas: tuple[float, float] | None = None,
+        std: PerRole | None = None,
+        drawn: bool | None = None,
+        trainer: object = None,
+    ) -> Verified:
+        """Raise `PlanMismatchError` naming what differs from the plan: the optimizer's class, a group, the weights.
 
-        Without base values, the ratios between the groups are checked. Which parameters a group holds is what its
-        `param_names` say, and those come from the file that was loaded: give the model to go by its tensors instead.
+        optimizer  of the plan's kind: AdamW for adamw, and not Adam, which decays differently. A class of another
+                   package is known by its name (AdamW8bit, FusedAdam); one that is not known is warned of
+        model      the model that it trains. Which parameters a group holds then goes by its tensors and not by its
+                   `param_names`, which `load_state_dict` overwrites; and the weights are compared with what
+                   `initialize_` draws, by their size and shape, unless the optimizer has stepped
+        lr, weight_decay, eps, betas   the base values; without them, the ratios between the groups are checked
+        std        what `initialize_` was given; without it, the ratios between the weights are checked
+        drawn      True looks at the weights in any case, False never does: for weights that you loaded
+        trainer    transformers' Trainer or TrainingArguments, or Lightning's Trainer: warns if it clips gradients too
         """
-        base = {"lr": lr, "weight_decay": weight_decay, "eps": eps}
-        names = None if model is None else {id(tensor): name for name, tensor in self._tensors(model).items()}
-        verification.verify(self.parameters, optimizer, base, self.decay, names)
+        if model is None and (std is not None or drawn):
+            raise OptionError("std and drawn are about the weights. Give verify the model too: model=….")
+        base = {"lr": lr, "weight_decay": weight_decay, "eps": eps, "betas": betas}
+        weights = None
+        if model is not None:
+            weights = verification.Weights(self._tensors(model), std, _padding(model), drawn)
+        found = verification.verify(self.parameters, optimizer, base, self.decay, weights)
+        if trainer is not None:
+            hook = clipping.hook_of(verification.unwrapped(optimizer))
+            twice = clipping.clipped_twice(self.parameters.values(), hook, trainer)
+            checked = (*found.checked, "clipping")
+            found = dataclasses.replace(found, checked=checked, warnings=(*found.warnings, *([twice] if twice else [])))
+        for warning in found.warnings:
+            warnings.warn(warning, UserWarning, stacklevel=2)
+        return found
 
     def clip_grad_norm_(self, model: nn.Module, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
         """As torch's, with the norm that the gradients have without folding: clipping then does not depend on it."""
@@ -168,18 +193,20 @@ class Plan:
     def clip_before_step(self, optimizer: Optimizer, max_norm: float) -> Any:
         """Clip whenever this optimizer steps, for trainers that would clip by themselves; returns a removable handle.
 
-        Switch the trainer's own clipping off: max_grad_norm=0 in transformers. The norm is that of the parameters of
-        this optimizer.
+        Switch the trainer's own clipping off: max_grad_norm=0 in transformers. If gradients arrive clipped all the
+        same, it warns once. The norm is that of the parameters of this optimizer.
         """
+        clipping.check_max_norm(max_norm)
         names = [name for group in optimizer.param_groups for name in group.get("param_names", [None])]
         if None in names:
             raise PlanMismatchError("the optimizer does not say which parameters it holds. Use plan.param_groups.")
-
-        def hook(stepping: Optimizer, *_: Any) -> None:
-            tensors = [tensor for group in stepping.param_groups for tensor in group["params"]]
-            clipping.clip(self.parameters, zip(names, tensors, strict=True), max_norm)
-
-        return optimizer.register_step_pre_hook(hook)
+        there = clipping.hook_of(optimizer)
+        if there is not None:
+            raise OptionError(
+                f"this optimizer clips before each step already, to a norm of {there.max_norm:g}. Remove that first: "
+                "call remove() of what clip_before_step returned."
+            )
+        return optimizer.register_step_pre_hook(clipping.ClipBeforeStep(self.parameters, names, max_norm))
 
     def attach_(self, model: nn.Module) -> None:
         """Put the plan's hooks onto a model, after loading its weights, say. Does nothing where there are none."""

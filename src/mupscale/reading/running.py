@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from mupscale.reading.following import Following, tensors_in
 from mupscale.reading.saying import Reading
 from mupscale.reading.structure import bare_name
-from mupscale.reading.traces import Trace, TraceFailed
+from mupscale.reading.traces import UNSEEN, Trace, TraceFailed
 
 SMALL = 1 << 26
 """Parameters of a model that is small enough to be run with numbers."""
@@ -24,8 +24,10 @@ _TOKENS = 4
 def follow(model: nn.Module, reading: Reading) -> Trace | TraceFailed:
     """On the meta device; a small model that does not run there (its code looks at numbers) runs on the CPU."""
     seen = trace(model, reading, "meta")
-    whole = isinstance(seen, Trace) and not seen.has_unseen_constant
-    if whole or sum(p.numel() for p in model.parameters()) > SMALL:
+    has_weights = not any(p.is_meta for p in model.parameters())
+    if isinstance(seen, Trace) and not (seen.has_unseen_constant and has_weights):
+        return seen
+    if sum(p.numel() for p in model.parameters()) > SMALL:
         return seen
     on_cpu = trace(model, reading, "cpu")
     return on_cpu if isinstance(on_cpu, Trace) else seen
@@ -142,8 +144,8 @@ def _traced(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
         used[name] = _stand_in(tensor, device)
         if isinstance(tensor, nn.Parameter):
             following.mark_parameter(used[name], bare_name(name))
-        elif tensor.numel() == 1 and not tensor.is_meta:
-            following.mark_constant(used[name], float(tensor))
+        elif tensor.numel() == 1:
+            following.mark_constant(used[name], UNSEEN if tensor.is_meta else float(tensor))
     for value in (*arguments, *keywords.values()):
         if isinstance(value, Tensor):
             following.mark_input(value)
