@@ -61,10 +61,10 @@ def differences(
     samples: list[_Sample] = []
     for name, tensor in here.items():
         p = parameters[name]
-        if not p.drawn and p.start is not None:
+        if (not p.drawn or p.kept) and p.start is not None:
             if _differs(tensor, p.start):
                 found.setdefault(p.template, f"{p.template} is not at {p.start:g}, where the plan sets it")
-        elif p.drawn:
+        elif p.drawn and not p.kept:
             samples += _samples(p, tensor, padded=name in padding)
     for template, said in _of_samples(samples, std):
         found.setdefault(template, said)
