@@ -29,7 +29,8 @@ def config(width: int, layers: int) -> LlamaConfig:
 model = LlamaForCausalLM(config(width=128, layers=2))
 plan = mupscale.plan(model, base=config(width=32, layers=1))  # the base is what lr, decay and std were tuned on
 print(plan)
-plan.initialize_(model, std={"default": 0.18, "embedding": 0.1}, seed=0)
+std = {"default": 0.18, "embedding": 0.1}
+plan.initialize_(model, std=std, seed=0)
 optimizer = torch.optim.AdamW(plan.param_groups(model, lr=2**-7, weight_decay=0.1))
 schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=5, num_training_steps=STEPS)
 plan.clip_before_step(optimizer, 1.0)
@@ -41,5 +42,6 @@ arguments = TrainingArguments(
     max_grad_norm=0,  # the plan clips: the Trainer's own norm would depend on where factors were folded
     save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=torch.cuda.is_available(),
 )  # fmt: skip
+plan.verify(optimizer, model=model, std=std, trainer=arguments)  # class, values, weights, clipping
 Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, schedule)).train()
 plan.verify(optimizer, lr=2**-7, weight_decay=0.1)

@@ -49,7 +49,7 @@ def planned_optimizer(model: torch.nn.Module, path: str, std: float, lr: float, 
         factor = plan["parameters"][name]
         if factor["start"] is not None:
             weight.fill_(factor["start"])
-        else:
+        elif factor["init_std"] > 0:  # otherwise it stays as the model made it
             weight.normal_(std=std * factor["init_std"])
         values = {"lr": lr * factor["lr"], "weight_decay": decay * factor["weight_decay"], "eps": 1e-8 * factor["eps"]}
         groups.append({"params": [weight], **values})

@@ -64,6 +64,12 @@ def test_the_parts_are_those_that_the_reading_says():
     assert wanted["mlp_out"] == pytest.approx(sigma * (math.sqrt(32) + math.sqrt(64)), rel=1e-4)
 
 
+def test_r_is_that_of_the_matrices():
+    """By the config alone it was 1 at every value: 'build ignores r'."""
+    result = coordinate_check(build, {"r": [1, 2, 4]}, reading=SAID, **QUICK)
+    assert (result.quantity, result.x, result.about["base"]) == ("r", (1, 2, 4), 1)
+
+
 def test_with_a_planner_the_facts_are_those_of_its_plan():
     """Reading again without the roles raised: 'parameters are not understood'."""
     assert run_probe(probe(planner=planned, reading=Reading())) == run_probe(probe())

@@ -69,9 +69,18 @@ def test_a_dry_run_writes_nothing(proxy, capsys):
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("arguments", [["--gammas", "-1,0,1,2"], ["--gammas=-1,0,1,2"], []])
+def test_exponents_below_zero_are_no_option(proxy, capsys, arguments):
+    """As documented, `--gammas -1,0,1,2` ended with "requires an argument"."""
+    status, out, _ = run(capsys, proxy(0.01), *arguments, "--repetitions", "1,4", "--dry-run")
+    assert status == 0
+    assert "gamma_-1, gamma_0, gamma_1, gamma_2: r = 4" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--gammas", "--lr"], "--gammas '--lr' is not a list of numbers"),
         (["--gammas", "a,b"], "not a list of numbers"),
         (["--repetitions", "1,2.5"], "not a whole number"),
         (["--repetitions", "1,7"], "does not divide"),

@@ -119,6 +119,7 @@ def report(model: nn.Module, plan: mupscale.Plan, *, resumes: bool) -> dict[str,
     local_rows = {name: p.to_local().shape[0] for name, p in model.named_parameters() if isinstance(p, DTensor)}
     batches = [batch(step) for step in range(STEPS_BEFORE_RESUMING + STEPS_AFTER)]
     optimizer = torch.optim.AdamW(plan.param_groups(model, **TUNED))
+    assert "weights" in plan.verify(optimizer, model=model, std=STD, **TUNED).checked
     steps = [train_step(model, optimizer, plan, tokens) for tokens in batches[:STEPS_BEFORE_RESUMING]]
     plan.verify(optimizer, **TUNED)
     if resumes:

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -76,6 +77,26 @@ class TestGroups:
         assert rate["lm_head.weight"] == 0.01 * plan.parameters["lm_head.weight"].lr
         assert decay["model.layers.0.self_attn.k_proj.weight"] == 0
         assert decay["model.layers.0.self_attn.v_proj.weight"] > 0
+
+    @pytest.mark.parametrize("number", [torch.tensor(0.25), torch.tensor([0.25]), numpy.float32(0.25)], ids=repr)
+    def test_a_tensor_is_a_number(self, llama, number):
+        """As torch's own optimizers take one; it was refused as "not a number"."""
+        model, plan = planned(llama)
+        expected = plan.param_groups(model, lr={"default": 0.25, "key": 0.25}, weight_decay=0.25, eps=0.25)
+        groups = plan.param_groups(model, lr={"default": number, "key": number}, weight_decay=number, eps=number)
+        for one, other in zip(groups, expected, strict=True):
+            assert all(one[key] == other[key] and type(one[key]) is float for key in ("lr", "weight_decay", "eps"))
+        plan.initialize_(model, std=number, seed=0)
+        assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.25, rel=0.1)
+        plan.verify(torch.optim.AdamW(groups), lr=number, weight_decay=number, eps=number)
+
+    @pytest.mark.parametrize(
+        "bad", [torch.tensor([0.1, 0.1]), torch.tensor(1j), torch.tensor(True), torch.zeros((), device="meta")], ids=str
+    )
+    def test_a_tensor_that_is_not_one_number(self, llama, bad):
+        model, plan = planned(llama)
+        with pytest.raises(OptionError, match=r"lr: tensor\(.*\) for default is not a number"):
+            plan.param_groups(model, lr=bad)
 
     @pytest.mark.parametrize(
         ("values", "error", "message"),
@@ -289,7 +310,7 @@ class TestVerification:
         with pytest.raises(PlanMismatchError, match=r"lr is .* for model\.layers\.\*\.self_attn\.v_proj\.weight"):
             plan.verify(loaded, model=model, lr=rates[0])
         stranger = torch.optim.AdamW([{"params": [nn.Parameter(torch.zeros(1))]}])
-        with pytest.raises(PlanMismatchError, match="a tensor that the model has not"):
+        with pytest.raises(PlanMismatchError, match="a tensor that the model does not have"):
             plan.verify(stranger, model=model)
 
     def test_holds_where_nothing_is_decayed(self, llama):

@@ -73,8 +73,8 @@ def test_weights_start_as_the_plan_has_them(recipe, model, tmp_path):
 def test_the_schedule_is_the_studys(recipe, tmp_path):
     steps, warmup = 1000, 20
     length = dataclasses.replace(recipe.length, steps=steps, warmup=warmup)
-    settings = {**recipe.settings, "floor": 0.1}
-    made = run(dataclasses.replace(recipe, length=length, settings=settings), "pytorch", tmp_path)
+    told = dataclasses.replace(recipe.told, floor=0.1)
+    made = run(dataclasses.replace(recipe, length=length, told=told), "pytorch", tmp_path)
     reference = Cosine(steps, warmup, floor=0.1)
     probes = [0, warmup - 1, warmup, (steps + warmup) // 2, steps - 1]
     assert [made["factor"](step) for step in probes] == [reference.at(step) for step in probes]
@@ -110,8 +110,12 @@ def test_a_model_that_is_not_the_recipes_is_refused(recipe, tmp_path):
         made["param_groups"](without)
 
 
+def clipped(recipe, norm):
+    return dataclasses.replace(recipe, told=dataclasses.replace(recipe.told, clip=norm))
+
+
 def test_clipping_takes_the_norm_before_folding(recipe, model, tmp_path):
-    clipping = dataclasses.replace(recipe, settings={**recipe.settings, "clip": 1e-3})
+    clipping = clipped(recipe, 1e-3)
     made = run(clipping, "pytorch", tmp_path)
     made["initialize_"](model, seed=0)
     optimizer, _ = made["optimizer_and_schedule"](model)
@@ -168,10 +172,40 @@ def test_lightning_trains_by_it(recipe, model, tmp_path):
     assert found == {n: (row.lr * made["factor"](2), row.weight_decay, row.eps) for n, row in rows.items()}
 
 
+@pytest.mark.filterwarnings("ignore")  # lightning's own
+def test_lightning_clips(recipe, model, tmp_path):
+    """It makes gradients inside of the step: a hook before the step found none, and the first step failed."""
+    made = run(clipped(recipe, 1e-3), "lightning", tmp_path)
+    norms = []
+
+    class Watched(made["Training"]):
+        def on_before_zero_grad(self, optimizer):
+            gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+            folded = recipe.plan.parameters
+            if gradients:
+                norms.append(torch.stack([g.norm() * folded[n].folded for n, g in gradients.items()]).norm().item())
+
+    made["initialize_"](model, seed=0)
+    trainer = made["trainer"](
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=str(tmp_path), limit_train_batches=3, max_epochs=1,
+    )  # fmt: skip
+    trainer.fit(Watched(model), torch.utils.data.DataLoader(batches(6), batch_size=2))
+    assert norms == pytest.approx([1e-3] * len(norms), rel=1e-3)
+    assert len(norms) >= 2
+
+
+@pytest.mark.parametrize("kind", ["torchtitan", "megatron"])
+def test_clipping_that_a_trainer_cannot_do_is_said(recipe, kind):
+    assert "NOT EXPRESSED: the recipe clips" in clipped(recipe, 1.0).export(kind)
+    assert "NOT EXPRESSED: the recipe clips" not in recipe.export(kind)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
 @pytest.mark.parametrize("kind", [*PYTHON, "torchtitan", "megatron"])
-def test_generated_code_is_formatted_and_needs_no_mupscale(recipe, kind, tmp_path):
+def test_generated_code_is_formatted_and_needs_no_mupscale(recipe, kind, clip, tmp_path):
     path = tmp_path / "recipe.py"
-    path.write_text(recipe.export(kind))
+    path.write_text(clipped(recipe, clip).export(kind))
     assert not re.search(r"^\s*(import|from) mupscale", path.read_text(), flags=re.M)
     for command in (
         ["format", "--isolated", "--check", "--line-length", "100"],

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -74,13 +75,27 @@ def test_the_script_applies_a_plan_as_the_plan_itself_does(script, tmp_path):
     made.save(tmp_path / "plan.json")
     model = script.build(script.ModelArguments(n_kv_heads=3))
     optimizer = script.planned_optimizer(model, str(tmp_path / "plan.json"), std=0.1, lr=0.01, decay=0.1)
-    made.verify(_named(optimizer, model), model=model, lr=0.01, weight_decay=0.1, eps=1e-8)
+    made.verify(_named(optimizer, model), model=model, lr=0.01, weight_decay=0.1, eps=1e-8, std=0.1)
     for name, weight in model.named_parameters():
         expected = made.parameters[name]
         if expected.drawn:
             assert weight.std().item() == pytest.approx(0.1 * expected.init_std, rel=0.05)
         else:
             assert torch.all(weight == expected.start)
+
+
+def test_the_script_leaves_a_gain_without_a_known_start_as_the_model_made_it(script, tmp_path):
+    """It drew such a gain with a standard deviation of 0: zeros, behind which nothing learns."""
+    made = plan(n_kv_heads=3)
+    gains = {name: replace(p, start=None) for name, p in made.parameters.items() if p.role == "gain"}
+    replace(made, parameters=dict(made.parameters) | gains).save(tmp_path / "plan.json")
+    model = script.build(script.ModelArguments(n_kv_heads=3))
+    for name in gains:
+        torch.nn.init.constant_(model.get_parameter(name), 0.75)
+    script.planned_optimizer(model, str(tmp_path / "plan.json"), std=0.1, lr=0.01, decay=0.1)
+    assert gains
+    for name in gains:
+        assert torch.all(model.get_parameter(name) == 0.75)
 
 
 def _named(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -1,16 +1,26 @@
 """A proxy is the same architecture, thinner and shallower: what the theory holds fixed is fixed."""
 
 import copy
+import re
 from collections import defaultdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 
 from mupscale.errors import DimensionError, MupscaleError, OptionError
 from mupscale.reading import read
 from mupscale.targets import build, proxy
+from mupscale.targets.keys import STATE_HEADS
 from mupscale.targets.widths import Heads, scaled_heads
 
 # Each type with the width of its proxy, and a depth where the default is deep or too shallow to be cut.
@@ -159,8 +169,10 @@ class TestWidth:
         assert facts.parameters["transformer.h.0.mlp.c_fc.weight"].fan_out == 512
 
     def test_a_width_that_the_class_refuses_is_one_error_with_widths_that_fit(self, config_of):
-        with pytest.raises(OptionError, match=r"width=832.*not a multiple.*Multiples of 128 are widths that fit"):
-            proxy(config_of("llama", hidden_size=3328, num_attention_heads=26), width=832)
+        config = config_of("llama", hidden_size=3328, num_attention_heads=26)
+        with pytest.raises(OptionError, match=r"width=832.*not a multiple.*Choose a width that fits: 768 or 896\."):
+            proxy(config, width=832)
+        assert [proxy(config, width=width).hidden_size for width in (768, 896)] == [768, 896]
 
     def test_scalars_of_the_forward_pass_stay(self, config_of):
         assert proxy(config_of("gemma2"), width=576).query_pre_attn_scalar == 256
@@ -216,6 +228,75 @@ class TestDepth:
         assert proxy(large, depth=2).eos_token_id == [1, 2, 3]
 
 
+class TestEncoderAndDecoder:
+    """proxy(T5Config()) said "Pass its text part: config.get_text_config()", which was refused in the same words."""
+
+    KINDS = (
+        (T5Config, T5ForConditionalGeneration),
+        (BartConfig, BartForConditionalGeneration),
+        (WhisperConfig, WhisperForConditionalGeneration),
+    )
+
+    @pytest.mark.parametrize(("kind", "model"), KINDS)
+    def test_both_are_thinner_and_shallower(self, kind, model):
+        large = kind()
+        small = proxy(large, width=128, depth=2)
+        assert (small.hidden_size, small.num_hidden_layers, small.num_attention_heads) == (128, 2, 2)
+        built = build(small, model)
+        assert {len(built.get_encoder().block if kind is T5Config else built.get_encoder().layers)} == {2}
+        assert {len(built.get_decoder().block if kind is T5Config else built.get_decoder().layers)} == {2}
+        shapes = {name: tuple(p.shape) for name, p in build(large, model).named_parameters()}
+        for name, p in built.named_parameters():
+            whole = shapes[name]
+            for old, new in zip(whole, p.shape, strict=True):
+                assert new == old or new * large.hidden_size == old * 128, name
+
+    def test_heads_of_another_size_in_each(self):
+        small = proxy(BartConfig(encoder_attention_heads=16, decoder_attention_heads=8), width=256)
+        assert (small.encoder_attention_heads, small.decoder_attention_heads) == (4, 2)
+
+    def test_one_depth_for_two_that_differ_is_refused(self):
+        with pytest.raises(DimensionError, match="encoder_layers=2, decoder_layers=12: one depth does not say"):
+            proxy(BartConfig(encoder_layers=2), width=128, depth=2)
+        assert proxy(BartConfig(encoder_layers=2), width=128).encoder_layers == 2
+
+
+class TestStateSpaces:
+    """A Granite hybrid refused every width, and said of each that "multiples of 128 are widths that fit"."""
+
+    KINDS = ("granitemoehybrid", "bamba", "falcon_h1", "zamba2", "nemotron_h")
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_state_heads_keep_their_size_and_follow_the_width(self, kind, config_of):
+        """The others kept all of them: the state of a model an eighth as wide was as wide as before."""
+        large = config_of(kind)
+        width = large.hidden_size // 8
+        small = proxy(large, width=width)
+        values, before = small.to_dict(), large.to_dict()
+        (heads,) = [name for name in STATE_HEADS if name in values]
+        assert values[heads] * 8 == before[heads]
+        (size,) = [name for name in ("mamba_d_head", "mamba_headdim", "mamba_head_dim") if name in values]
+        assert values[size] == before[size]
+        shapes = {name: tuple(p.shape) for name, p in build(large).named_parameters()}
+        thin = dict(build(small).named_parameters())
+        out = next(name for name in thin if name.endswith(("mamba.out_proj.weight", "mixer.out_proj.weight")))
+        assert tuple(thin[out].shape) == tuple(n // 8 for n in shapes[out])
+
+    @pytest.mark.parametrize("kind", [*KINDS, "gpt2", "falcon", "gpt_neox"])
+    def test_every_width_that_a_message_proposes_works(self, kind, config_of):
+        config, proposed = config_of(kind), set()
+        for width in (40, 130, 500, 831, 1300):
+            try:
+                proxy(config, width=width)
+            except MupscaleError as error:
+                found = re.search(r"Choose a width that fits: ([\d or]+)\.$", str(error))
+                assert found, error  # noqa: PT017
+                proposed |= {int(number) for number in re.findall(r"\d+", found[1])}
+        for width in proposed:
+            build(proxy(config, width=width, depth=1 if kind not in ("zamba2", "nemotron_h") else None))
+        assert proposed
+
+
 class TestWhatMayBeGiven:
     def test_a_model_with_a_config_stands_for_it(self, config_of):
         config = config_of("llama", num_hidden_layers=2)
@@ -238,9 +319,9 @@ class TestWhatMayBeGiven:
 
     def test_a_config_of_several_modalities_is_refused_with_the_part_to_pass(self, config_of):
         gemma = config_of("gemma3")
-        with pytest.raises(OptionError, match=r"get_text_config\(\)"):
+        with pytest.raises(OptionError, match=r"Pass the part that you mean: config\.text_config\."):
             proxy(gemma, width=576)
-        assert proxy(gemma.get_text_config(), width=576).hidden_size == 576
+        assert proxy(gemma.text_config, width=576).hidden_size == 576
 
     def test_every_refusal_is_one_of_ours(self, config_of):
         for width in range(1, 200):

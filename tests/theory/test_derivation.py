@@ -1,11 +1,15 @@
 """Laws of the derivation: presets, units, depth, decay, and where it refuses."""
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 import sympy
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
 
 from mupscale.errors import DimensionError, NotDerivedError, NotExactError, OptionError, UnknownNameError
 from mupscale.theory import (
@@ -220,6 +224,13 @@ def test_gains_and_biases_keep_the_base_rate_and_do_not_decay():
     assert same(scaling.eps, 1 / (n * L))
 
 
+def test_the_derivation_says_that_gains_are_not_decayed_and_what_follows():
+    """It stood as a warning on every plan."""
+    step = next(step for step in derive("vector").steps if step.title == "Weight decay")
+    assert step.value == 0
+    assert "a base tuned with decay on them" in step.reason
+
+
 def test_epsilon_follows_the_embedding_width_where_the_fan_in_is_another():
     down = derive(Dense(n, "d_ff", width=n))
     assert str(down.lr) == "1/d_ff"
@@ -379,3 +390,89 @@ def test_a_block_does_not_hide_that_what_it_holds_is_an_extrapolation(name):
     inside = derive(Residual(unit, "L", output=False))
     assert inside.standing == derive(unit).standing == "extrapolated"
     assert unit.remark in inside.caveats
+
+
+class TestWithoutWidth:
+    """`--width none`: ε of the readout was 1/n, of a multiplier that such a rule does not apply."""
+
+    RULE = RULES["gqa-mup"].but(width="none")
+
+    @pytest.mark.parametrize("rule", ["gqa-mup", RULE], ids=["scaled", "width none"])
+    def test_epsilon_shrinks_with_the_gradient_and_no_faster(self, rule):
+        """Against the gradients of a small network at five widths, drawn as the rule says."""
+        found, powers = slopes(rule), {}
+        for unit in found:
+            eps = derive(unit, rule=rule).eps
+            powers[unit] = float(sympy.log(eps.subs(n, 4) / eps.subs(n, 1), 4))
+        if rule == "gqa-mup":
+            assert powers == dict.fromkeys(powers, -1)
+            assert found == pytest.approx(powers, abs=0.05)
+            return
+        assert powers == dict.fromkeys(powers, 0)
+        # Every one of these was -1. A hidden matrix' gradient goes as 1/√n, since the norm behind it divides by √n.
+        assert found == pytest.approx({"embedding": 0, "dense": -0.5, "gain": 0, "readout": 0}, abs=0.05)
+
+    @pytest.mark.parametrize("optimizer", ELEMENTWISE)
+    @pytest.mark.parametrize("decay", DECAYS)
+    @pytest.mark.parametrize("unit", [*BLOCK, Embedding(n), Readout(n), Expert(n, n, active="2/8")], ids=str)
+    def test_nothing_depends_on_width(self, unit, optimizer, decay):
+        values = derive(Residual(unit, L, output=False), optimizer, rule=self.RULE, decay=decay).expressions
+        narrow, wide = (
+            [float(value.subs({n: width, inner: width, r: 2, L: 3})) for value in values.values()]
+            for width in (64, 1024)
+        )
+        assert wide == pytest.approx(narrow, rel=1e-14)
+
+    @pytest.mark.parametrize("optimizer", ELEMENTWISE)
+    def test_depth_still_counts(self, optimizer):
+        """SGD's rate stayed at 1 in a branch whose gradient is 1/L as large."""
+        alone, inside = (
+            derive(unit, optimizer, rule=self.RULE) for unit in (Dense(n, n), Residual(Dense(n, n), L, output=False))
+        )
+        assert same(inside.lr, alone.lr * L ** OPTIMIZERS[optimizer].gradient_degree)
+        assert same(inside.eps, alone.eps / L ** OPTIMIZERS[optimizer].epsilon_degree)
+
+    @pytest.mark.parametrize("unit", [u for u in NAMED if u != "fused"])
+    def test_for_sgd_l2_is_lr_coupled_decay(self, unit):
+        units = [NAMED[unit]] if unit == "residual" else [NAMED[unit], Residual(NAMED[unit], L)]
+        for one in units:
+            l2, coupled = (derive(one, "sgd", rule=self.RULE, decay=d).weight_decay for d in ("l2", "lr_coupled"))
+            assert same(l2, coupled)
+
+    def test_an_expert_that_sees_fewer_tokens_has_a_smaller_epsilon(self):
+        assert derive(Expert(n, n, active="2/8"), rule=self.RULE).eps == sympy.Rational(1, 4)
+
+
+def slopes(rule) -> dict[str, float]:
+    """Powers of n by which gradients shrink in embedding → norm → matrix → norm → readout, 64 to 1024 wide."""
+    widths = [64, 128, 256, 512, 1024]
+    table = np.log([np.mean([gradients(rule, width, seed) for seed in range(3)], axis=0) for width in widths])
+    powers = np.polyfit(np.log(widths), table, 1)[0]
+    return dict(zip(("embedding", "dense", "gain", "readout"), powers, strict=True))
+
+
+def gradients(rule, width: int, seed: int) -> list[float]:
+    """Root mean squares, before the first step."""
+    generator = torch.Generator().manual_seed(seed)
+    factors = {
+        unit: derive(unit, rule=rule).evaluate(base={"n": 64}, target={"n": width})
+        for unit in ("embedding", "dense", "readout")
+    }
+
+    def drawn(unit, *shape):
+        return (torch.randn(shape, generator=generator) * 0.02 * factors[unit].init_std).requires_grad_()
+
+    def normed(x):
+        return x / x.square().mean(-1, keepdim=True).sqrt()
+
+    embedding, matrix, readout = (
+        drawn("embedding", 32, width),
+        drawn("dense", width, width),
+        drawn("readout", 32, width),
+    )
+    gain = torch.ones(width, requires_grad=True)
+    tokens, targets = torch.randint(32, (2, 64), generator=generator)
+    hidden = torch.tanh(normed(embedding[tokens]) @ matrix.T)
+    logits = factors["readout"].multiplier * (normed(hidden) * gain) @ readout.T
+    cross_entropy(logits, targets).backward()
+    return [math.sqrt(p.grad.square().mean()) for p in (embedding, matrix, gain, readout)]

@@ -6,7 +6,9 @@ import pytest
 import sympy
 import torch
 
-from mupscale.theory import OPTIMIZERS, Sizes
+import mupscale.optim
+from mupscale.errors import OptionError
+from mupscale.theory import OPTIMIZERS, Sizes, derive, optimizer_named
 
 SHAPES = [(64, 64), (16, 64), (96, 32)]
 
@@ -81,3 +83,75 @@ def test_torch_decays_by_the_raw_group_rate(name, optimizer):
     optimizer([weight], lr=0.5, weight_decay=0.1).step()
     assert torch.allclose(weight.detach(), W * (1 - 0.5 * 0.1))
     assert OPTIMIZERS[name].decay == "lr_coupled"
+
+
+class Foreign:
+    """Classes of packages that are not installed here, under their names."""
+
+    @staticmethod
+    def made(module: str, name: str, **attributes) -> torch.optim.Optimizer:
+        cls = type(name, (torch.optim.Optimizer,), {"__module__": module, **attributes})
+        return cls([torch.nn.Parameter(torch.zeros(2, 2))], {})
+
+
+def made(cls: type, **settings) -> torch.optim.Optimizer:
+    return cls([torch.nn.Parameter(torch.zeros(2, 2))], lr=0.1, **settings)
+
+
+class TestByClass:
+    """plan(optimizer=torch.optim.AdamW) ended in AttributeError: type object 'AdamW' has no attribute 'name'."""
+
+    @pytest.mark.parametrize(
+        ("given", "name"),
+        [
+            (torch.optim.AdamW, "adamw"),
+            (torch.optim.Adam, "adam"),
+            (torch.optim.SGD, "sgd"),
+            (torch.optim.Adafactor, "adafactor"),
+            (torch.optim.Muon, "muon"),
+            (mupscale.optim.Muon, "muon"),
+            (mupscale.optim.Lion, "lion"),
+            (type("Mine", (torch.optim.AdamW,), {}), "adamw"),
+            (made(torch.optim.AdamW), "adamw"),
+            (made(torch.optim.Adam), "adam"),
+            (made(torch.optim.Adam, decoupled_weight_decay=True), "adamw"),
+            (made(torch.optim.SGD), "sgd"),
+            (made(torch.optim.SGD, momentum=0.9), "momentum"),
+            (made(torch.optim.Muon, adjust_lr_fn="original"), "muon"),
+            (made(torch.optim.Muon, adjust_lr_fn="match_rms_adamw"), "muon-match-rms"),
+            (made(mupscale.optim.Muon, adjust_lr_fn="spectral"), "muon-spectral"),
+            (Foreign.made("bitsandbytes.optim.adamw", "PagedAdamW8bit"), "adamw"),
+            (Foreign.made("bitsandbytes.optim.adam", "Adam8bit"), "adamw"),  # its kernel decouples decay
+            (Foreign.made("torchao.optim.adam", "AdamW4bit"), "adamw"),
+            (Foreign.made("torchao.optim.adam", "AdamWFp8"), "adamw"),
+            (Foreign.made("torchao.optim.adam", "Adam8bit"), "adam"),
+            (Foreign.made("apex.optimizers.fused_adam", "FusedAdam", adam_w_mode=1), "adamw"),
+            (Foreign.made("apex.optimizers.fused_adam", "FusedAdam", adam_w_mode=0), "adam"),
+            (Foreign.made("deepspeed.ops.adam.cpu_adam", "DeepSpeedCPUAdam", adam_w_mode=True), "adamw"),
+            (Foreign.made("lion_pytorch.lion_pytorch", "Lion"), "lion"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__),
+    )
+    def test_a_class_or_an_optimizer_is_taken_for_what_it_computes(self, given, name):
+        assert optimizer_named(given).name == name
+        assert derive("dense", given).lr == derive("dense", name).lr
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            torch.optim.NAdam,
+            torch.optim.RMSprop,
+            Foreign.made("muon", "Muon"),  # by how much it lengthens its steps is another matter in each package
+            Foreign.made("transformers.optimization", "Adafactor"),
+            Foreign.made("schedulefree", "AdamWScheduleFree"),
+        ],
+    )
+    def test_one_that_is_not_known_is_named_with_what_to_do(self, given):
+        name = getattr(given, "__name__", type(given).__name__)
+        with pytest.raises(OptionError, match=rf"optimizer=[\w.]*{name} is not .*Name the one .*adamw, adam"):
+            optimizer_named(given)
+
+    @pytest.mark.parametrize("given", [None, 3, 0.1])
+    def test_what_is_no_optimizer_at_all(self, given):
+        with pytest.raises(OptionError, match=f"optimizer={given} is not an optimizer"):
+            optimizer_named(given)

@@ -306,7 +306,9 @@ class _Measuring:
             "start": [_short(size.spectral) for size in self.initial],
             "start_frobenius": [_short(size.frobenius) for size in self.initial],
         }
-        dimensions = {"r": self.facts.repetitions, "width": self.facts.width, "depth": self.facts.depth}
+        # Of the matrices themselves: a model without a config has r, too.
+        r = max((fact.repetitions for fact in self.facts.parameters.values()), default=1)
+        dimensions = {"r": r, "width": self.facts.width, "depth": self.facts.depth}
         beta = float(made.rule.beta(self.facts.depth)) if made.rule.depth != "none" else 1.0
         return {
             "value": self.probe.value, "seed": self.probe.seed, **dimensions, "beta": _short(beta),

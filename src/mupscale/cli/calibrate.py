@@ -30,8 +30,8 @@ _ASKED = {"still": "optimum still over r", "loss": "lowest loss"}
 class Tried:
     """What is tried, where no file says it or another value is wanted."""
 
-    gammas: str | None = None
-    "Exponents of ((1 + sqrt(r))/2)^gamma; -1,0,1,2 unless given."
+    gammas: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
+    "Exponents of ((1 + sqrt(r))/2)^gamma (default: -1,0,1,2)."
     repetitions: str | None = None
     "Values of r, the base's first; three that the heads allow unless given."
     rule: str | None = None

@@ -52,14 +52,13 @@ class ReadingFlags:
     def put_into(self, study: dict[str, Any]) -> None:
         """The same for the model of a study's trainer; a [reading] table takes the place of the file beside it."""
         from mupscale.reading import Reading
+        from mupscale.training import settings
 
-        own, target = study.get("reading"), _target(study)
+        own = settings.table("reading", study.get("reading", {}))
         if own and self.reading is None:
-            if not isinstance(own, Mapping):
-                raise OptionError(f"reading = {own!r} is not a table. Write [reading] and its settings below.")
-            said = Reading.from_dict(own) | self._flags()  # pyright: ignore[reportUnknownArgumentType]
+            said = Reading.from_dict(own) | self._flags()
         else:
-            said = self.of_target(target or "")
+            said = self.of_target(_target(study) or "")
         if said:
             study["reading"] = said.to_dict()
 

@@ -26,20 +26,26 @@ class Run:
     tokens_per_parameter: float | None = None
     "For each parameter without embeddings, in place of tokens; the study's own unless given."
     sequence: Whole | None = None
-    "Tokens of a sequence; 8192 unless given. The batch is the same in tokens."
+    "Tokens of a sequence (default: the target's positions, at most 8192). The batch is the same in tokens."
+    floor: float | None = None
+    "Share of the rate at which the cosine ends (default: the study's)."
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Base values in place of what the study used, where it did not search them."""
+    """Values in place of what the study used, where it did not search them."""
 
     weight_decay: float | None = None
-    "Of the base."
+    "Weight decay of the base."
     eps: float | None = None
-    "Of the base."
+    "Adam's epsilon on the base."
     std: float | None = None
     "Standard deviation of the base's weights at the start."
+    betas: str | None = None
+    "Betas of Adam or Lion, as 0.9,0.95."
+    clip: float | None = None
+    "Norm to which gradients are clipped; 0 for no clipping."
 
 
 def transfer(
@@ -102,11 +108,24 @@ def transfer(
         eps=known.eps,
         std=known.std,
         reading=reading.of_target(to),
+        betas=_betas(known.betas),
+        clip=known.clip,
+        floor=run.floor,
     )
     _write(_shown(recipe, export, markdown=markdown, as_json=as_json), output)
     if recipe.doubts and (export is not None or output is not None):
         print(f"inconclusive: {'; '.join(recipe.doubts)}.", file=sys.stderr)
     return recipe.exit_status
+
+
+def _betas(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        first, second = (float(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(f"--betas {text!r} is not two numbers. Write it like 0.9,0.95.") from None
+    return first, second
 
 
 def _shown(recipe: "Recipe", export: str | None, *, markdown: bool, as_json: bool) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mupscale.errors import NotExactError, UnreadableModelError
-from mupscale.planning.base import matched, with_fixed_gains
+from mupscale.planning.base import matched, with_fixed_norms
 from mupscale.planning.units import dimensions, fused_dimensions, fused_unit, unit_for
 from mupscale.planning.values import Hook, Multipliers, PlannedParameter, RowBlock
 from mupscale.reading import NOT_DRAWN, ModelFacts, ParameterFact, Role
@@ -41,8 +41,9 @@ class Assignment:
 
     def parameters(self) -> dict[str, PlannedParameter]:
         self.facts, self.base = _with_norms_of(self.facts, self.base), _with_norms_of(self.base, self.facts)
-        self.facts, self.base = with_fixed_gains(self.facts, self.base)
+        self.facts, self.base = with_fixed_norms(self.facts, self.base)
         self._refuse_unseen_branches()
+        self._refuse_unseen_constants()
         for norm, factor in self._norms_without_gain().items():
             self._add_hook(Hook(norm, "output", factor))
         self.facts, self.base = _branches_end_in_norms(self.facts), _branches_end_in_norms(self.base)
@@ -60,6 +61,18 @@ class Assignment:
                 "inputs=(…) or inputs={…}, the arguments of its forward pass; or a small base with weights, which can "
                 "run on the CPU; or take a base of the same depth; or a rule without depth scaling."
             )
+
+    def _refuse_unseen_constants(self) -> None:
+        if (self.facts.width, self.facts.depth) == (self.base.width, self.base.depth):
+            return
+        for facts in (self.facts, self.base):
+            unseen = [fact.name for fact in facts.parameters.values() if fact.unseen_constant]
+            if unseen:
+                raise UnreadableModelError(
+                    f"the forward pass multiplies what comes out of {unseen[0]} by a constant (a buffer, it seems), "
+                    "whose value the meta device does not have, and which may change with the width. Build the model "
+                    "with weights on the CPU if it is small, or write the constant as a number in the model's code."
+                )
 
     def _unit(self, fact: ParameterFact) -> Unit:
         return unit_for(fact.role, in_block=fact.depth is not None, output=fact.output)
@@ -222,7 +235,7 @@ class Assignment:
 
     def _hook_onto(self, parameter: PlannedParameter, factor: float, beside: list[float]) -> None:
         """One hook for all parameters of a module; on its input where a bias is not to feel it."""
-        if len(parameter.shape) > 2:
+        if len(parameter.shape) > 2 and not parameter.kernel:
             raise NotExactError(
                 f"{parameter.name} stacks several matrices, whose multiplier {factor:g} a hook cannot carry. "
                 "Use multipliers='fold'" + self._why_not_folded(parameter)

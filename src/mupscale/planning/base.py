@@ -192,25 +192,36 @@ def matched(facts: ModelFacts, base: ModelFacts) -> dict[str, ParameterFact]:
     }
 
 
-def with_fixed_gains(facts: ModelFacts, base: ModelFacts) -> tuple[ModelFacts, ModelFacts]:
-    """Both models with the same answer to whether a gain grows with the width: it does if its length differs."""
+def with_fixed_norms(facts: ModelFacts, base: ModelFacts) -> tuple[ModelFacts, ModelFacts]:
+    """Both models with one answer to whether a norm's gain and bias grow with the width: by comparing their lengths.
+
+    One with an entry for each layer is longer for another reason.
+    """
     if facts.width == base.width or base.sketched:
         return facts, base
     other = {fact.template: fact for fact in base.parameters.values()}
-    fixed = {
-        fact.template: fact.shape == other[fact.template].shape and (fact.fixed or other[fact.template].fixed)
-        for fact in facts.parameters.values()
-        if fact.role == "gain" and fact.template in other
-    }
+    fixed: dict[str, bool] = {}
+    for fact in facts.parameters.values():
+        like = other.get(fact.template)
+        if fact.role == "gain" and like is not None:
+            for_each_layer = (fact.shape, like.shape) == ((facts.depth,), (base.depth,))
+            fixed[_module(fact.template)] = fact.shape == like.shape or for_each_layer
 
     def agreed(one: ModelFacts) -> ModelFacts:
         parameters = {
-            name: replace(fact, fixed=fixed[fact.template]) if fact.template in fixed else fact
+            name: replace(fact, fixed=fixed[module])
+            if fact.role in ("gain", "bias") and (module := _module(fact.template)) in fixed
+            else fact
             for name, fact in one.parameters.items()
         }
         return replace(one, parameters=parameters)
 
     return agreed(facts), agreed(base)
+
+
+def _module(template: str) -> str:
+    """The module of a parameter; a gain that stands by itself (resid_lambdas) is its own."""
+    return template.rpartition(".")[0] or template
 
 
 def _counterpart(fact: ParameterFact, same_name: ParameterFact | None, alike: list[ParameterFact]) -> ParameterFact:

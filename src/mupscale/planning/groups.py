@@ -3,8 +3,10 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mupscale.errors import NotExactError, OptionError, UnknownNameError
@@ -12,8 +14,9 @@ from mupscale.planning.values import PlannedParameter
 from mupscale.reading import ROLES
 from mupscale.theory import Decay, optimizer_named
 
-PerRole = float | Mapping[str, float]
-"""One base value for all, or base values by role with a "default" for the others."""
+Number = float | Tensor
+PerRole = Number | Mapping[str, Number]
+"""One base value for all, or base values by role with a "default" for the others. A tensor with one number will do."""
 
 _TORCH_EPS = {"entry": 1e-8, "norm": 1e-7, "norm_squared": 1e-12}
 
@@ -24,9 +27,25 @@ def value_of(value: PerRole, role: str) -> float:
     >>> value_of({"default": 0.01, "embedding": 0.04}, "embedding")
     0.04
     """
-    if not isinstance(value, Mapping):
-        return value
-    return value.get(role, value.get("default", math.nan))
+    if isinstance(value, Mapping):
+        value = value.get(role, value.get("default", math.nan))
+    number = plain_number(value)
+    return math.nan if number is None else number
+
+
+def plain_number(value: object) -> float | None:
+    """The float in what people keep rates in: a number, one of numpy's, or a tensor with one number.
+
+    >>> import torch
+    >>> plain_number(torch.tensor(0.5)), plain_number(3), plain_number(True), plain_number("0.5")
+    (0.5, 3.0, None, None)
+    """
+    if isinstance(value, Tensor):
+        single = value.numel() == 1 and not value.is_meta and not value.is_complex() and value.dtype != torch.bool
+        return float(value.detach().item()) if single else None
+    if isinstance(value, bool):
+        return None
+    return float(value) if isinstance(value, Real) else None
 
 
 def check_per_role(what: str, value: PerRole, roles: Iterable[str]) -> None:
@@ -40,7 +59,8 @@ def check_per_role(what: str, value: PerRole, roles: Iterable[str]) -> None:
             raise OptionError(
                 f"{what} names the role {role}, which no parameter has. Roles: {', '.join(sorted(present))}."
             )
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number) or number < 0:
+        plain = plain_number(number)
+        if plain is None or not math.isfinite(plain) or plain < 0:
             raise OptionError(f"{what}: {number!r} for {role} is not a number that is finite and at least 0.")
     lacking = sorted(present - set(values))
     if "default" not in values and lacking:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import fnmatch
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from mupscale.errors import MupscaleError, OptionError, PlanMismatchError, Unkno
 from mupscale.planning import clipping, groups, hooks, initialization, showing, storing, verification
 from mupscale.planning.groups import PerRole
 from mupscale.planning.values import Hook, Multipliers, PlannedParameter
-from mupscale.reading import Reading
+from mupscale.planning.verification import Verified
+from mupscale.reading import Reading, run_once
+from mupscale.reading.making import is_zero
 from mupscale.reading.structure import bare, bare_name
 from mupscale.records import write_whole
 from mupscale.theory import Decay, Rule
@@ -47,8 +51,12 @@ class Plan:
 
     # What to do with it
 
-    def initialize_(self, model: nn.Module, *, std: PerRole, seed: int) -> None:
+    def initialize_(self, model: nn.Module, *, std: PerRole, seed: int, draw: Sequence[str] = ()) -> None:
         """Draw the weights and set gains and biases, and attach the plan's hooks if it has any.
+
+        Only what the model itself drew is drawn again: zeros and other constants, frozen tensors and buffers stay as
+        the model made them, and the plan's warnings name them. `draw` holds patterns of names to draw all the same. A
+        model whose logits are zero or constant afterwards, though its readout is not, raises.
 
         `std` is the base's standard deviation, or one by role: {"default": 0.02, "embedding": 1.0}. Each parameter is
         drawn from (seed, its name), so that order, sharding and device do not matter. Buffers are left alone: after
@@ -60,10 +68,36 @@ class Plan:
             raise OptionError(f"seed={seed!r} is not a whole number.")
         tensors = self._tensors(model)
         self.attach_(model)
-        padding = _padding(model)
+        padding, wanted = _padding(model), self._matching(draw)
         for name, parameter in self.parameters.items():
             sigma = groups.value_of(std, parameter.role)
-            initialization.initialize(parameter, tensors[name], std=sigma, seed=seed, padding=padding.get(name))
+            planned = replace(parameter, kept="") if name in wanted else parameter
+            initialization.initialize(planned, tensors[name], std=sigma, seed=seed, padding=padding.get(name))
+        self._refuse_silent(model, tensors)
+
+    def _matching(self, patterns: Sequence[str]) -> set[str]:
+        """Names of parameters to draw although the model set them; a pattern that matches none raises."""
+        found: set[str] = set()
+        for pattern in patterns:
+            names = [name for name, p in self.parameters.items() if p.drawn and fnmatch.fnmatchcase(name, pattern)]
+            if not names:
+                raise OptionError(f"draw: the pattern {pattern!r} matches no weight of the plan.")
+            found.update(names)
+        return found
+
+    def _refuse_silent(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """A model that gives the same logits whatever it is given has a gain, a readout or an embedding at zero."""
+        readouts = [tensors[p.name] for p in self.parameters.values() if p.role == "readout"]
+        if not readouts or any(is_zero(tensor) for tensor in readouts):
+            return  # a readout that starts at zero gives zeros, and trains
+        logits = run_once(bare(model), self.reading)
+        if logits is not None and logits.numel() > 1 and not bool((logits - logits.flatten()[0]).any()):
+            zero = [name for name, p in self.parameters.items() if is_zero(tensors[name]) and p.role == "gain"]
+            raise PlanMismatchError(
+                f"after initialize_ every logit of the model is {float(logits.flatten()[0]):g}, though its readout is "
+                f"not zero. {f'{len(zero)} gains are zero, {zero[0]} the first. ' if zero else ''}Check the roles with "
+                "plan.evidence, and say what is wrong with roles={…}."
+            )
 
     def param_groups(
         self,
@@ -118,15 +152,38 @@ class Plan:
         lr: PerRole | None = None,
         weight_decay: PerRole | None = None,
         eps: PerRole | None = None,
-    ) -> None:
-        """Raise `PlanMismatchError` naming each group that has not the plan's values, after `load_state_dict`, say.
+        betas: tuple[float, float] | None = None,
+        std: PerRole | None = None,
+        drawn: bool | None = None,
+        trainer: object = None,
+    ) -> Verified:
+        """Raise `PlanMismatchError` naming what differs from the plan: the optimizer's class, a group, the weights.
 
-        Without base values, the ratios between the groups are checked. Which parameters a group holds is what its
-        `param_names` say, and those come from the file that was loaded: give the model to go by its tensors instead.
+        optimizer  of the plan's kind: AdamW for adamw, and not Adam, which decays differently. A class of another
+                   package is known by its name (AdamW8bit, FusedAdam); one that is not known is warned of
+        model      the model that it trains. Which parameters a group holds then goes by its tensors and not by its
+                   `param_names`, which `load_state_dict` overwrites; and the weights are compared with what
+                   `initialize_` draws, by their size and shape, unless the optimizer has stepped
+        lr, weight_decay, eps, betas   the base values; without them, the ratios between the groups are checked
+        std        what `initialize_` was given; without it, the ratios between the weights are checked
+        drawn      True looks at the weights in any case, False never does: for weights that you loaded
+        trainer    transformers' Trainer or TrainingArguments, or Lightning's Trainer: warns if it clips gradients too
         """
-        base = {"lr": lr, "weight_decay": weight_decay, "eps": eps}
-        names = None if model is None else {id(tensor): name for name, tensor in self._tensors(model).items()}
-        verification.verify(self.parameters, optimizer, base, self.decay, names)
+        if model is None and (std is not None or drawn):
+            raise OptionError("std and drawn are about the weights. Give verify the model too: model=….")
+        base = {"lr": lr, "weight_decay": weight_decay, "eps": eps, "betas": betas}
+        weights = None
+        if model is not None:
+            weights = verification.Weights(self._tensors(model), std, _padding(model), drawn)
+        found = verification.verify(self.parameters, optimizer, base, self.decay, weights)
+        if trainer is not None:
+            hook = clipping.hook_of(verification.unwrapped(optimizer))
+            twice = clipping.clipped_twice(self.parameters.values(), hook, trainer)
+            checked = (*found.checked, "clipping")
+            found = dataclasses.replace(found, checked=checked, warnings=(*found.warnings, *([twice] if twice else [])))
+        for warning in found.warnings:
+            warnings.warn(warning, UserWarning, stacklevel=2)
+        return found
 
     def clip_grad_norm_(self, model: nn.Module, max_norm: float, *, error_if_nonfinite: bool = False) -> Tensor:
         """As torch's, with the norm that the gradients have without folding: clipping then does not depend on it."""
@@ -136,18 +193,20 @@ class Plan:
     def clip_before_step(self, optimizer: Optimizer, max_norm: float) -> Any:
         """Clip whenever this optimizer steps, for trainers that would clip by themselves; returns a removable handle.
 
-        Switch the trainer's own clipping off: max_grad_norm=0 in transformers. The norm is that of the parameters of
-        this optimizer.
+        Switch the trainer's own clipping off: max_grad_norm=0 in transformers. If gradients arrive clipped all the
+        same, it warns once. The norm is that of the parameters of this optimizer.
         """
+        clipping.check_max_norm(max_norm)
         names = [name for group in optimizer.param_groups for name in group.get("param_names", [None])]
         if None in names:
             raise PlanMismatchError("the optimizer does not say which parameters it holds. Use plan.param_groups.")
-
-        def hook(stepping: Optimizer, *_: Any) -> None:
-            tensors = [tensor for group in stepping.param_groups for tensor in group["params"]]
-            clipping.clip(self.parameters, zip(names, tensors, strict=True), max_norm)
-
-        return optimizer.register_step_pre_hook(hook)
+        there = clipping.hook_of(optimizer)
+        if there is not None:
+            raise OptionError(
+                f"this optimizer clips before each step already, to a norm of {there.max_norm:g}. Remove that first: "
+                "call remove() of what clip_before_step returned."
+            )
+        return optimizer.register_step_pre_hook(clipping.ClipBeforeStep(self.parameters, names, max_norm))
 
     def attach_(self, model: nn.Module) -> None:
         """Put the plan's hooks onto a model, after loading its weights, say. Does nothing where there are none."""
@@ -182,6 +241,11 @@ class Plan:
         return tensors
 
     # What it says
+
+    @property
+    def evidence(self) -> dict[str, str]:
+        """How the role of each parameter is known, by template: its name, a forward pass, or what you said."""
+        return {p.template: f"{p.role}: {p.evidence or 'not recorded'}" for p in self.parameters.values()}
 
     def explain(self, name: str) -> str:
         """The derivation of one parameter's values, with its numbers put in."""

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
+import torch
 from torch import nn
 
 from mupscale.errors import OptionError, UnknownNameError
@@ -21,7 +22,7 @@ def plan(
     model: nn.Module,
     *,
     base: Base,
-    optimizer: str | Optimizer = "adamw",
+    optimizer: str | Optimizer | type[torch.optim.Optimizer] | torch.optim.Optimizer = "adamw",
     rule: str | Rule = "gqa-mup",
     decay: Decay | None = None,
     reference_r: int | None = None,
@@ -35,7 +36,7 @@ def plan(
 
     model        any nn.Module, also on the meta device
     base         the model that was tuned (meta will do), its Hugging Face config, or {"width": 512, "depth": 8}
-    optimizer    adamw, adam, sgd, momentum, lion, muon, …
+    optimizer    adamw, adam, sgd, momentum, lion, muon, …; or its class, torch.optim.AdamW
     rule         sp, mup, complete-p, gqa-mup, the rule.json of a calibration, or a Rule
     decay        lr_coupled, independent or l2; what torch's optimizer does, unless said
     reference_r  read key/value sharing against this r instead of the base's; 1 gives the paper's absolute factor
@@ -46,24 +47,30 @@ def plan(
     reading      roles, ignore and inputs as one value, which a plan keeps
     """
     reading = (reading or Reading()) | Reading(roles or {}, tuple(ignore), inputs)
-    optimizer = _known(optimizer)
+    chosen = _known(optimizer)
     rule = rule_named(rule) if isinstance(rule, str) else rule
     if decay is not None and decay not in DECAYS:
         raise UnknownNameError("decay", decay, DECAYS)
     if multipliers not in get_args(Multipliers):
         raise UnknownNameError("choice for multipliers", multipliers, get_args(Multipliers))
 
-    def facts_of_base(other: nn.Module) -> ModelFacts:
-        return read(other, reading=replace(reading, roles=_for(other, reading.roles)))
+    def facts_of_base(other: nn.Module, like: ModelFacts | None = None) -> ModelFacts:
+        return read(other, reading=replace(reading, roles=_for(other, reading.roles)), like=like)
 
-    facts = read(model, reading=reading)
-    low = facts if base is model else base_facts(model, facts, base, facts_of_base)
-    choices = Choices(optimizer, rule, decay or optimizer.decay, reference_r, multipliers)
+    if isinstance(base, nn.Module) and base is not model:
+        # The base is small and often has weights, so it can be followed where the model itself cannot, and the reverse.
+        low = facts_of_base(base) if _can_lead(base) else None
+        facts = read(model, reading=reading, like=low)
+        low = low or facts_of_base(base, facts)
+    else:
+        facts = read(model, reading=reading)
+        low = facts if base is model else base_facts(model, facts, base, facts_of_base)
+    choices = Choices(chosen, rule, decay or chosen.decay, reference_r, multipliers)
     assignment = Assignment(facts, low, choices)
     parameters = assignment.parameters()
     return Plan(
         model=class_of(model).__name__,
-        optimizer=optimizer.name,
+        optimizer=chosen.name,
         rule=rule,
         decay=choices.decay,
         target=_dimensions(facts),
@@ -78,10 +85,15 @@ def plan(
     )
 
 
-def _known(optimizer: str | Optimizer) -> Optimizer:
+def _can_lead(base: nn.Module) -> bool:
+    """Whether a base is small and has weights, so that it runs on the CPU if it does not on the meta device."""
+    return not any(parameter.is_meta for parameter in base.parameters())
+
+
+def _known(optimizer: object) -> Optimizer:
     """A plan keeps the name of its optimizer, so the name must say all of it."""
-    known = optimizer_named(optimizer if isinstance(optimizer, str) else optimizer.name)
-    if not isinstance(optimizer, str) and optimizer != known:
+    known = optimizer_named(optimizer.name if isinstance(optimizer, Optimizer) else optimizer)
+    if isinstance(optimizer, Optimizer) and optimizer != known:
         raise OptionError(
             f"this optimizer is called {optimizer.name!r}, and is not the {optimizer.name} that plans know. Give it a "
             "name of its own, and derive its factors with mupscale.derive(unit, optimizer)."

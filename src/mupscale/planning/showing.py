@@ -122,6 +122,7 @@ def explain(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:
         f"{parameter.name}: {parameter.role}, {' × '.join(str(n) for n in parameter.shape)}",
         f"{scaling.unit} · {rule} · {scaling.optimizer} · {decay} decay · {scaling.standing}",
         f"here {here}; in the base {there}",
+        *([f"its role is known by: {parameter.evidence}"] if parameter.evidence else []),
         "",
     ]
     for name in FIELDS:

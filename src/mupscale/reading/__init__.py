@@ -2,6 +2,7 @@
 
 from mupscale.reading.facts import BRANCH_OUTPUTS, NOT_DRAWN, ROLES, Block, ModelFacts, ParameterFact, Role
 from mupscale.reading.reader import read
+from mupscale.reading.running import run_once
 from mupscale.reading.saying import Inputs, Reading, TensorSpec
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
     "Role",
     "TensorSpec",
     "read",
+    "run_once",
 ]

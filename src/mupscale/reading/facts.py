@@ -75,6 +75,8 @@ class ParameterFact:
     """The share of tokens that reach it: active / all experts."""
     forward_multiplier: float = 1.0
     """A constant by which the model's own forward pass multiplies what comes out of it."""
+    unseen_constant: bool = False
+    """Whether the forward pass multiplies it by a constant whose value could not be seen."""
     fixed: bool = False
     """A vector whose length stays the same at any width: a gain that all heads share, the bias of the logits."""
     offset: float = 0.0

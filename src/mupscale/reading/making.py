@@ -42,6 +42,11 @@ def constant(tensor: Tensor) -> float | None:
     return float(low) if low == high else None
 
 
+def is_zero(tensor: Tensor) -> bool:
+    """Whether a tensor is zero everywhere, as far as that can be seen here."""
+    return constant(tensor) == 0
+
+
 def _few_values(tensor: Tensor) -> bool:
     sample = _sample(tensor)
     return sample.numel() > 4 * _FEW and torch.unique(sample).numel() <= _FEW

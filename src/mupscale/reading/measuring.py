@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from mupscale.reading.facts import Block, Role
-from mupscale.reading.tracing import Attention, NormSeen, Part, Rows, Source, Trace, Use
+from mupscale.reading.rows import Rows
+from mupscale.reading.traces import Attention, NormSeen, Part, Source, Trace, Use
+
+FUSED: frozenset[Role] = frozenset({"query", "key", "value"})
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Measured:
                     continue  # it is where the stream begins
                 if source.kind == "matrix" and source.parameter is not None:
                     before = found.get(source.parameter)
-                    if before is None or math.isnan(before.factor):
+                    if before is None or not math.isfinite(before.factor):
                         found[source.parameter] = End(factor, None, number in normed)
                 elif source.kind == "norm":
                     norm = self._norm_of(number)
@@ -126,7 +129,7 @@ class Measured:
         found = [
             total[number] for total in (*self.trace.sums, self.trace.outputs) for number in numbers if number in total
         ]
-        known = [factor for factor in found if not math.isnan(factor)]
+        known = [factor for factor in found if math.isfinite(factor)]
         return known[-1] if known else (math.nan if found else None)
 
     @cached_property
@@ -211,7 +214,7 @@ class Measured:
     def blocks(self, name: str) -> tuple[Block, ...] | None:
         """The rows of queries, keys and values in a fused matrix; None where they were lost on the way."""
         attention = self._places.get(name)
-        if attention is None or self.attention_roles[name] != {"query", "key", "value"}:
+        if attention is None or self.attention_roles[name] != FUSED:
             return None
         blocks: list[Block] = []
         for role, part in attention.parts.items():

@@ -17,9 +17,10 @@ from mupscale.reading.facts import BRANCH_OUTPUTS, Block, ModelFacts, ParameterF
 from mupscale.reading.making import has_numbers, made, start_of
 from mupscale.reading.measuring import End, Measured
 from mupscale.reading.roles import CONFIRMED, Seen, Verdict, settle
+from mupscale.reading.running import follow
 from mupscale.reading.saying import Inputs, Reading
 from mupscale.reading.structure import Entry, bare, entries
-from mupscale.reading.tracing import TraceFailed, follow
+from mupscale.reading.traces import TraceFailed
 from mupscale.reading.vocabulary import Layout, fused_layout, matrix_role, outer_matrix_role
 
 _POSITION = re.compile(r"pos(?:ition|itional)?s?(?:$|[._]?emb|[._])|wpe|embed_positions", re.IGNORECASE)
@@ -33,6 +34,7 @@ def read(
     roles: Mapping[str, str] | None = None,
     ignore: Collection[str] = (),
     inputs: Inputs | None = None,
+    like: ModelFacts | None = None,
 ) -> ModelFacts:
     """What each parameter of a model is. `roles` settles what is unclear: {"*.mixer.in_proj.weight": "hidden"}.
 
@@ -41,7 +43,8 @@ def read(
 
     `ignore` names keys of the config that look like multipliers and do not change with width or depth. `inputs` are
     arguments of the forward pass, for a model that is not called with tokens alone. `reading` holds the three as one
-    value. Works on the meta device and through DistributedDataParallel, torch.compile and FSDP2.
+    value. `like` is what was read of the same model at another size: it stands in where this one cannot be followed.
+    Works on the meta device and through DistributedDataParallel, torch.compile and FSDP2.
     """
     reading = (reading or Reading()) | Reading(roles or {}, tuple(ignore), inputs)
     model = bare(model)
@@ -56,8 +59,10 @@ def read(
     failed = seen.error if isinstance(seen, TraceFailed) else None
     measured = None if isinstance(seen, TraceFailed) else Measured(seen)
     config = config_facts(model, reading.ignore)
-    reader = _Reader(type(model).__name__, found, config, _chosen(found, reading.roles), output, measured, failed)
-    return reader.facts()
+    others = like.parameters.values() if like is not None and like.followed else ()
+    known: dict[str, Role] = {fact.template: fact.role for fact in others}
+    chosen = _chosen(found, reading.roles)
+    return _Reader(type(model).__name__, found, config, chosen, output, measured, failed, known).facts()
 
 
 def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, str]:
@@ -87,6 +92,8 @@ class _Reader:
     measured: Measured | None
     failed: str | None
     """Why no forward pass could be followed."""
+    known: Mapping[str, Role]
+    """Roles by template, from the same model at another size."""
 
     def facts(self) -> ModelFacts:
         self.seen = None if self.measured is None else Seen(self.measured, self.found)
@@ -156,8 +163,8 @@ class _Reader:
     def _depths(self) -> dict[str, int]:
         """The number of blocks of each stack. Blocks that share their weights count as often as they are used."""
         blocks = {(e.stack, e.block) for e in self.found if e.stack is not None and len(e.shape) > 1}
-        depths = dict(Counter(stack for stack, _ in blocks))
-        return {stack: count * self._times(stack) for stack, count in depths.items() if stack is not None}
+        depths = Counter(stack for stack, _ in blocks)
+        return {stack: count * self._times(stack) for stack, count in depths.items()}
 
     def _times(self, stack: str | None) -> int:
         """How often each block of a stack runs in one forward pass."""
@@ -197,6 +204,8 @@ class _Reader:
     # Roles
 
     def _verdict(self, entry: Entry) -> Verdict:
+        if self.seen is None and entry.template in self.known and entry.name not in self.chosen:
+            return Verdict(self.known[entry.template], "a forward pass of the base")
         return settle(entry, self._named(entry), self.chosen.get(entry.name), self.seen)
 
     def _named(self, entry: Entry) -> Role | None:
@@ -331,6 +340,7 @@ class _Reader:
             inner=config.heads * config.head_dim if config.heads and config.head_dim else None,
             active=(config.active_experts or 1) / config.experts if expert and config.experts else 1.0,
             forward_multiplier=self._forward_multiplier(entry, role),
+            unseen_constant=self._is_unseen(entry, role),
             fixed=role in ("gain", "bias") and self._is_fixed(entry),
             offset=offset,
             start=self._start(entry, role, offset),
@@ -397,7 +407,13 @@ class _Reader:
             return 0.0
         gain = self.measured.gain(entry.name)
         scales = self.measured.uses(entry.name, "scale")
-        return gain.offset if gain is not None else scales[0].offset if scales else 0.0
+        offset = gain.offset if gain is not None else scales[0].offset if scales else 0.0
+        if not math.isfinite(offset):
+            raise UnreadableModelError(
+                f"{entry.name} acts as its weight plus a constant whose value the meta device does not have. Build the "
+                "model with weights, on the CPU, and plan that."
+            )
+        return offset
 
     def _start(self, entry: Entry, role: Role, offset: float) -> float | None:
         of_norm = entry.kind == "norm" or (self.measured is not None and self.measured.gain(entry.name) is not None)
@@ -421,6 +437,14 @@ class _Reader:
             f"the branch that ends in {entry.name}", self.config.residual_multiplier, end and end.factor
         )
 
+    def _is_unseen(self, entry: Entry, role: Role) -> bool:
+        """Whether a constant is there that neither the forward pass nor a name tells the value of."""
+        if self.measured is None or self._forward_multiplier(entry, role) != 1:
+            return False
+        end = self._end(entry) if self._ends_branch(entry, role) else None
+        factors = [self._table_factor(entry), self.measured.readouts.get(entry.name), end and end.factor]
+        return any(factor is not None and math.isinf(factor) for factor in factors)
+
     def _table_factor(self, entry: Entry) -> float | None:
         assert self.measured is not None
         uses = self.measured.uses(entry.name, "lookup", "added")
@@ -440,7 +464,7 @@ class _Reader:
 
     def _agreed(self, what: str, named: float, seen: float | None) -> float:
         """The constant that a forward pass shows; the config may leave it out, and must not say another."""
-        if seen is None or math.isnan(seen):
+        if seen is None or not math.isfinite(seen):
             return named
         if named != 1 and abs(seen - named) > 1e-6 * abs(named):
             raise UnreadableModelError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mupscale.reading.facts import BRANCH_OUTPUTS, NOT_DRAWN, Role
-from mupscale.reading.measuring import Measured
+from mupscale.reading.measuring import FUSED, Measured
 from mupscale.reading.structure import Entry
 
 NAME = "name"
@@ -28,6 +28,8 @@ class Verdict:
 
 
 # Roles that a matrix may have by name, for what a forward pass shows. What is not listed allows any.
+_LOW_RANK: frozenset[Role] = frozenset({"low_rank_up", "low_rank_down"})
+_ENDS = BRANCH_OUTPUTS | _LOW_RANK
 _ALLOWED: Mapping[Role, frozenset[Role]] = {
     "embedding": frozenset({"embedding", "position"}),
     "position": frozenset({"embedding", "position"}),
@@ -36,14 +38,13 @@ _ALLOWED: Mapping[Role, frozenset[Role]] = {
     "key": frozenset({"key", "low_rank_up", "low_rank_down", "fused_qkv"}),
     "value": frozenset({"value", "low_rank_up", "low_rank_down", "fused_qkv"}),
     "fused_qkv": frozenset({"fused_qkv"}),
-    "branch_output": BRANCH_OUTPUTS | {"low_rank_up", "low_rank_down"},
-    "attention_output": BRANCH_OUTPUTS | {"low_rank_up", "low_rank_down"},
-    "mlp_out": BRANCH_OUTPUTS | {"low_rank_up", "low_rank_down"},
+    "branch_output": _ENDS,
+    "attention_output": _ENDS,
+    "mlp_out": _ENDS,
     "gain": frozenset({"gain"}),
     "bias": frozenset({"bias"}),
     "depthwise": frozenset({"depthwise"}),
 }
-_MATRIX_BY_NAME = frozenset({"query", "key", "value", "fused_qkv"})
 
 
 def settle(entry: Entry, named: Role | None, said: str | None, seen: Seen | None) -> Verdict:
@@ -149,7 +150,7 @@ class Seen:
             return "readout", "multiplies, and the model returns the result"
         if seen.uses(name, "convolution"):
             return self._kernel(entry)
-        if fed == {"query", "key", "value"}:
+        if fed == FUSED:
             return "fused_qkv", "gives the queries, keys and values of an attention"
         if len(fed) == 1:
             (role,) = fed

@@ -1,7 +1,8 @@
 """The skeleton of a model: each parameter once, with the module that owns it and the block it stands in."""
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,10 +80,11 @@ def entries(model: nn.Module) -> Iterator[Entry]:
         names.setdefault(id(tensor), []).append(name)
         tensors[id(tensor)] = tensor
     modules = dict(model.named_modules(remove_duplicate=False))
+    bare_modules = {bare_name(f"{path}.").removesuffix("."): module for path, module in modules.items()}
     for key, (first, *others) in names.items():
         path, _, leaf = first.rpartition(".")
         owner = modules[path]
-        stack, block, inside = _place(bare_name(path))
+        stack, block, inside = _place(bare_name(path), bare_modules)
         shape = tuple(tensors[key].shape)
         tied = tuple(bare_name(name) for name in others)
         parent = modules[path.rpartition(".")[0]]
@@ -91,17 +93,30 @@ def entries(model: nn.Module) -> Iterator[Entry]:
         )
 
 
-def _place(path: str) -> tuple[str | None, int | None, str]:
-    """Stack, index and path inside the block, by the first number in a path.
+def _place(path: str, modules: Mapping[str, nn.Module] | None = None) -> tuple[str | None, int | None, str]:
+    """Stack, index and path inside the block, by the first number in a path that counts blocks.
 
     >>> _place("model.layers.3.mlp.experts.0.w1")
     ('model.layers', 3, 'mlp.experts.0.w1')
     """
     parts = path.split(".")
     for k, part in enumerate(parts):
-        if part.isdigit() and k > 0:
-            return ".".join(parts[:k]), int(part), ".".join(parts[k + 1 :])
+        stack = ".".join(parts[:k])
+        if part.isdigit() and k > 0 and not _is_sequence((modules or {}).get(stack)):
+            return stack, int(part), ".".join(parts[k + 1 :])
     return None, None, path
+
+
+def _is_sequence(container: nn.Module | None) -> bool:
+    """Whether a container holds layers that follow each other (a norm, a matrix), and not blocks of one kind."""
+    if not isinstance(container, nn.Sequential):
+        return False
+    kinds = Counter(type(child) for child in container if any(True for _ in child.parameters()))
+    if not kinds:
+        return False
+    common = kinds.most_common(1)[0][0]
+    first = next(child for child in container if type(child) is common)
+    return kind_of(first) != "other" or not any(True for _ in first.children())
 
 
 def kind_of(owner: nn.Module) -> Kind:

@@ -16,6 +16,7 @@ from mupscale.recipes.lengths import Length
 from mupscale.recipes.predicting import Extrapolated
 from mupscale.recipes.rows import Row
 from mupscale.recipes.shapes import ModelShape
+from mupscale.recipes.told import Betas, Told, in_words, request
 from mupscale.recipes.values import BaseValue, CarriedDecay
 
 FORMAT = "mupscale recipe"
@@ -61,11 +62,14 @@ class Recipe:
     log2_lr: Estimate
     lr: BaseValue
     decay: CarriedDecay
-    eps: BaseValue
+    eps: BaseValue | None
+    "None where it is not known, or the optimizer has none."
     std: BaseValue
-    betas: tuple[float, float] | None
+    told: Told
+    unknown: tuple[str, ...]
+    "Arguments of `transfer` for what neither the study nor the caller said: betas, eps, clip, floor, sequence."
     settings: Mapping[str, Any]
-    "Of the study's optimizer: its name, clipping, the floor of the schedule."
+    "Of the study's optimizer."
     length: Length
     plan: Plan = field(repr=False)
     rows: tuple[Row, ...] = field(repr=False)
@@ -84,15 +88,24 @@ class Recipe:
         return 0 if self.conclusive else 3
 
     @property
+    def betas(self) -> Betas | None:
+        return self.told.betas
+
+    @property
+    def request(self) -> str | None:
+        """What is not known, and how to say it: one sentence for all of it."""
+        return f"{in_words(self.unknown)}. {request(self.unknown)}" if self.unknown else None
+
+    @property
     def weight_decay(self) -> BaseValue:
         """Of the base, as chosen."""
         return self.decay.value
 
     @property
     def base_values(self) -> dict[str, Any]:
-        """What `plan.param_groups` takes."""
+        """What `plan.param_groups` takes, as far as it is known."""
         values: dict[str, Any] = {"lr": self.lr.value, "weight_decay": self.weight_decay.value}
-        if all(row.eps is not None for row in self.rows):
+        if self.eps is not None and all(row.eps is not None for row in self.rows):
             values["eps"] = self.eps.value
         return values if self.betas is None else {**values, "betas": self.betas}
 
@@ -114,7 +127,7 @@ class Recipe:
         return showing.markdown(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; infinite ends are None."""
+        """Plain values; None for infinite ends, and for what is not known."""
         return {
             "format": FORMAT,
             "version": 1,
@@ -122,11 +135,14 @@ class Recipe:
             "rule": {"name": self.rule, "why": self.why},
             "conclusive": self.conclusive,
             "doubts": list(self.doubts),
+            "not_known": list(self.unknown),
             "base_values": self._base_values(),
+            "clip": self.told.clip,
+            "floor": self.told.floor,
             "log2_lr": _finite(dataclasses.asdict(self.log2_lr)),
             "extrapolated": self.extrapolated and _finite(dataclasses.asdict(self.extrapolated)),
             "decay": self._decay(),
-            "length": {**dataclasses.asdict(self.length), "batch_tokens": self.length.batch_tokens},
+            "length": dataclasses.asdict(self.length),
             "plan": [{**dataclasses.asdict(row), "shape": list(row.shape)} for row in self.rows],
             "hooks": len(self.plan.hooks),
             "evidence": {**_finite(dataclasses.asdict(self.evidence)), "share": self.evidence.share},
@@ -135,7 +151,8 @@ class Recipe:
 
     def _base_values(self) -> dict[str, Any]:
         values = {"lr": self.lr, "weight_decay": self.weight_decay, "eps": self.eps, "std": self.std}
-        return {name: value.to_dict() for name, value in values.items()} | {"betas": self.betas and list(self.betas)}
+        found: dict[str, Any] = {name: value and value.to_dict() for name, value in values.items()}
+        return found | {"betas": self.betas and list(self.betas)}
 
     def _decay(self) -> dict[str, Any]:
         decay = self.decay

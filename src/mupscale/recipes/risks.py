@@ -20,6 +20,7 @@ def risks(
         *_sharing(swept, target, plan),
         *_architecture(swept, target),
         *_training(swept, length),
+        *_positions(target, length),
         *_evidence(swept, analysis, transfer),
         *plan.warnings,
     )
@@ -72,16 +73,21 @@ def _architecture(swept: Swept, target: ModelShape) -> Iterator[str]:
 
 def _training(swept: Swept, length: Length) -> Iterator[str]:
     for what, here, form in (
-        ("tokens_per_parameter", length.tokens_per_parameter, "{} tokens a parameter"),
+        ("tokens_per_parameter", length.tokens_per_parameter, "{} tokens per parameter"),
         ("batch_tokens", length.batch_tokens, "a batch of {} tokens"),
         ("sequence", length.sequence, "sequences of {} tokens"),
     ):
         tried = [value for variant in swept.variants if (value := getattr(variant, what))]
-        if tried and here > 1.01 * max(tried):
+        if tried and here is not None and here > 1.01 * max(tried):
             silent = ". The rules say nothing on batch size" if what == "batch_tokens" else ""
             most = max(tried)
             times = f"{amount(here / most)} times the most that was swept ({amount(most)})"
             yield f"{form.format(amount(here))}, {times}{silent}"
+
+
+def _positions(target: ModelShape, length: Length) -> Iterator[str]:
+    if length.sequence is not None and target.positions is not None and length.sequence > target.positions:
+        yield f"sequences of {length.sequence:,} tokens are longer than the target's {target.positions:,} positions"
 
 
 def _evidence(swept: Swept, analysis: StudyAnalysis, transfer: RuleTransfer) -> Iterator[str]:

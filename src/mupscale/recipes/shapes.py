@@ -2,13 +2,19 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from mupscale.reading import ModelFacts, ParameterFact, Reading, read
-from mupscale.reading.structure import class_of
+from mupscale.reading.structure import bare, class_of
 
 TABLES = ("embedding", "position")
+_POSITIONS = (
+    "max_position_embeddings", "n_positions", "context", "n_ctx", "block_size", "max_seq_len", "max_seq_length",
+    "max_sequence_length", "max_target_positions",
+)  # fmt: skip
+"""Keys by which configs say how long a sequence may be."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,10 @@ class ModelShape:
     "Without tables of tokens and positions; a tied table is the readout."
     active_parameters: int
     "Of those, what a token passes: fewer where there are experts."
+    positions: int | None = None
+    "The longest sequence that its config speaks of."
+    learned_positions: int | None = None
+    "The longest sequence that it has position embeddings for; None where positions are not learned."
 
     @property
     def base_dimensions(self) -> dict[str, int]:
@@ -49,6 +59,7 @@ def shape_of(model: nn.Module, reading: Reading | None = None) -> ModelShape:
     (768, 4, 3072, 81997056)
     """
     facts = read(model, reading=reading)
+    positions, learned = _positions(model), _learned_positions(facts)
     counted = [fact for fact in facts.parameters.values() if _counts(fact, facts)]
     tables = [fact for fact in facts.parameters.values() if fact.role == "embedding"]
     d_ff = _fan_in(facts, "mlp_out") or _fan_in(facts, "expert_out")
@@ -66,7 +77,25 @@ def shape_of(model: nn.Module, reading: Reading | None = None) -> ModelShape:
         gated=_gated(facts, d_ff),
         parameters=sum(math.prod(fact.shape) for fact in counted),
         active_parameters=round(sum(math.prod(fact.shape) * fact.active for fact in counted)),
+        positions=_least(positions, learned),
+        learned_positions=learned and _least(positions, learned),
     )
+
+
+def _positions(model: nn.Module) -> int | None:
+    config: Any = getattr(bare(model), "config", None)
+    config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    found = [getattr(config, name, None) for name in _POSITIONS]
+    return next((one for one in found if isinstance(one, int) and not isinstance(one, bool) and one > 0), None)
+
+
+def _learned_positions(facts: ModelFacts) -> int | None:
+    """Rows of the shortest table of positions. Some models keep a few more than their config says, for padding."""
+    return min((fact.fan_in for fact in facts.parameters.values() if fact.role == "position"), default=None)
+
+
+def _least(*numbers: int | None) -> int | None:
+    return min((number for number in numbers if number is not None), default=None)
 
 
 def _counts(fact: ParameterFact, facts: ModelFacts) -> bool:

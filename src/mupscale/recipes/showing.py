@@ -18,6 +18,7 @@ Table = list[list[str]]
 WIDTH = 116
 LONG = 2000
 """No paragraph is longer."""
+_NOT_KNOWN = "not known"
 
 
 def text(recipe: Recipe) -> str:
@@ -28,6 +29,7 @@ def text(recipe: Recipe) -> str:
         *_section("Weight decay, two ways", [*_columns(_decays(recipe)), *_filled(_taus(recipe))]),
         *_section("Run", _columns(_run(recipe))),
         *_section("Each parameter", [*_columns(_plan(recipe)), *_filled(_hooks(recipe))]),
+        *_section("Not known", _bullets([recipe.request] if recipe.request else [])),
         *_section("What may go wrong", _bullets(recipe.risks)),
     ]
     return "\n".join(parts)
@@ -42,6 +44,7 @@ def markdown(recipe: Recipe) -> str:
         "## Weight decay, two ways", "", *_pipes(_decays(recipe)), "", *_paragraphs(_taus(recipe)),
         "## Run", "", *_pipes([["", ""], *_run(recipe)]), "",
         "## Each parameter", "", *_pipes(_plan(recipe)), "", *_paragraphs(_hooks(recipe)),
+        *(["## Not known", "", _inert(recipe.request), ""] if recipe.request else []),
         "## What may go wrong", "", *(f"- {_inert(risk).rstrip('.')}." for risk in recipe.risks),
     ]  # fmt: skip
     return "\n".join(parts)
@@ -110,9 +113,15 @@ def _values(recipe: Recipe) -> Table:
         ("eps", recipe.eps, ""),
         ("init std", recipe.std, ""),
     ):
-        lines.append([name, _number(value.value), _interval(value), f"{value.source}{note}"])
-    if recipe.betas:
-        lines.append(["betas", ", ".join(f"{beta:g}" for beta in recipe.betas), "", "not searched"])
+        if value is not None:
+            lines.append([name, _number(value.value), _interval(value), f"{value.source}{note}"])
+        elif name in recipe.unknown:
+            lines.append([name, _NOT_KNOWN, "", ""])
+    if "betas" in recipe.unknown:
+        lines.append(["betas", _NOT_KNOWN, "", ""])
+    elif recipe.betas:
+        source = "given" if recipe.told.by["betas"] == "given" else "not searched"
+        lines.append(["betas", ", ".join(f"{beta:g}" for beta in recipe.betas), "", source])
     return lines
 
 
@@ -154,15 +163,24 @@ def _run(recipe: Recipe) -> Table:
     length, evidence, shape = recipe.length, recipe.evidence, recipe.shape
     share = evidence.share
     each = f"{length.tokens_per_parameter:.3g} for each of {shape.parameters:,} parameters"
-    batch = _count(length.batch_sequences, "sequence")
     return [
         ["tokens", f"{length.tokens:,} ({each})"],
-        ["batch", f"{batch} of {length.sequence:,} = {length.batch_tokens:,} tokens"],
+        ["batch", _batch(recipe)],
         ["steps", f"{length.steps:,}, of them {length.warmup:,} of linear warmup, then a cosine{_floor(recipe)}"],
         ["clipping", _clipping(recipe)],
         ["cost", f"{evidence.target_flops:.2e} FLOPs; the study took "
          + ("an unknown number" if share is None else f"{evidence.study_flops:.2e}, {_percent(share)} of that")],
     ]  # fmt: skip
+
+
+def _batch(recipe: Recipe) -> str:
+    length = recipe.length
+    rule = "" if length.batch_rule == "table" else f", by the rule that the study had: {length.batch_rule}"
+    if length.sequence is None or length.batch_sequences is None:
+        return f"{length.batch_tokens:,} tokens; how long a sequence is, is {_NOT_KNOWN}{rule}"
+    source = "" if length.sequence_source == "given" else f" ({length.sequence_source})"
+    batch = f"{_count(length.batch_sequences, 'sequence')} of {length.sequence:,}{source}"
+    return f"{batch} = {length.batch_tokens:,} tokens{rule}"
 
 
 def _percent(share: float) -> str:
@@ -176,15 +194,21 @@ def _percent(share: float) -> str:
 
 
 def _floor(recipe: Recipe) -> str:
-    floor = recipe.settings.get("floor") or 0.0
+    floor = recipe.told.floor
+    if floor is None:
+        return f" whose floor is {_NOT_KNOWN}"
     return f" to {floor:g} of the rate" if floor else " to zero"
 
 
 def _clipping(recipe: Recipe) -> str:
-    clip = recipe.settings.get("clip")
+    clip = recipe.told.clip
+    if clip is None:
+        return _NOT_KNOWN
+    if not clip:
+        return "off" if recipe.told.by["clip"] == "given" else "off, as in the study"
     folded = any(row.folded != 1 for row in recipe.rows)
     how = " (the norm before folding: plan.clip_grad_norm_, not torch's)" if folded else ""
-    return f"gradients to a norm of {clip:g}{how}" if clip else "off, as in the study"
+    return f"gradients to a norm of {clip:g}{how}"
 
 
 def _plan(recipe: Recipe) -> Table:
@@ -193,9 +217,15 @@ def _plan(recipe: Recipe) -> Table:
         times = f" × {row.count}" if row.count > 1 else ""
         lines.append([
             one_line(row.pattern) + times, "×".join(map(str, row.shape)), _start(row), _number(row.lr),
-            _number(row.weight_decay), "" if row.eps is None else _number(row.eps),
+            _number(row.weight_decay), _row_eps(recipe, row),
         ])  # fmt: skip
     return lines
+
+
+def _row_eps(recipe: Recipe, row: Row) -> str:
+    if row.eps is None:
+        return _NOT_KNOWN if "eps" in recipe.unknown else ""
+    return _number(row.eps)
 
 
 def _start(row: Row) -> str:

@@ -130,7 +130,8 @@ class _Reference:
 
     def settings(self, cell: Cell) -> Mapping[str, Any]:
         run = self._run(cell)
-        return dataclasses.asdict(run.optimizer) | {"floor": run.length.floor}
+        told = {"clip": run.optimizer.clip or 0.0, "floor": run.length.floor, "batch_rule": run.length.batch_rule}
+        return dataclasses.asdict(run.optimizer) | told
 
 
 @cache
@@ -159,7 +160,8 @@ class _Own:
         steps = [trial.steps for trial in own if trial.steps]
         tokens = [trial.tokens for trial in own if trial.tokens]
         shape = self._shape(self._target, cell.dimensions)
-        return Variant(shape, max(steps, default=None), max(tokens, default=None))
+        sequence = cell.tables.get("data", {}).get("sequence")
+        return Variant(shape, max(steps, default=None), max(tokens, default=None), sequence)
 
     def base(self, cell: Cell) -> Mapping[str, int]:
         if self._base is not None:
@@ -174,10 +176,14 @@ class _Own:
         return _resized(own.base_dimensions, given)
 
     def settings(self, cell: Cell) -> Mapping[str, Any]:
-        """What [optimizer] says. Only the study's own defaults of the name and the betas are taken for granted."""
-        given = dict(cell.tables.get("optimizer", {}))
+        """What [optimizer] and [length] say, None for the rest.
+
+        Only what the trials were handed is taken for granted: a plan for AdamW, with its multipliers folded.
+        """
+        given, length = dict(cell.tables.get("optimizer", {})), cell.tables.get("length", {})
         unknown = dict.fromkeys((f.name for f in dataclasses.fields(Optimizing)), None)
-        return unknown | {"name": "adamw", "multipliers": "fold", "floor": 0.0} | given
+        told = {"floor": length.get("floor"), "batch_rule": length.get("batch_rule", "table")}
+        return unknown | {"name": "adamw", "multipliers": "fold"} | told | given
 
 
 @cache

@@ -1,6 +1,7 @@
 """`transfer`: from a study to a recipe for a target."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,18 @@ from mupscale.analysis.families import RuleTransfer, StudyAnalysis
 from mupscale.errors import DimensionError, OptionError, StudyFailedError, UnknownNameError, UnreadableModelError
 from mupscale.planning import Plan, plan
 from mupscale.planning.base import Base
-from mupscale.planning.groups import BaseValues
+from mupscale.planning.groups import BaseValues, takes_no_eps
 from mupscale.reading import Reading
 from mupscale.reading.structure import class_of
 from mupscale.recipes.choosing import choose
-from mupscale.recipes.lengths import length_for
+from mupscale.recipes.lengths import Length, length_for, sequence_for, total_tokens
 from mupscale.recipes.predicting import doubts, extrapolated, found_optima, predicted
 from mupscale.recipes.recipe import Evidence, Recipe
 from mupscale.recipes.risks import risks
 from mupscale.recipes.rows import rows_of
-from mupscale.recipes.shapes import shape_of
+from mupscale.recipes.shapes import ModelShape, shape_of
 from mupscale.recipes.swept import Swept, rules_of, swept_under
+from mupscale.recipes.told import Betas, Told, in_words, request
 from mupscale.recipes.values import BaseValue, CarriedDecay, Carrying, carried, settled
 from mupscale.studies import Study
 from mupscale.studies.measured import analysis_of
@@ -28,7 +30,6 @@ from mupscale.targets import Target, resolve
 from mupscale.theory import Decay, optimizer_named
 
 TORCH_EPS = 1e-8
-TORCH_BETAS = (0.9, 0.999)
 
 
 def transfer(
@@ -43,20 +44,27 @@ def transfer(
     weight_decay: float | None = None,
     eps: float | None = None,
     std: float | None = None,
+    betas: Betas | None = None,
+    clip: float | None = None,
+    floor: float | None = None,
     base: Base | None = None,
     reading: Reading | None = None,
     analysis: StudyAnalysis | None = None,
 ) -> Recipe:
     """What to train a target with, from what a study found on small models, each number with its interval.
 
+    What neither the study nor you say is not made up: the recipe lists it as not known (`recipe.unknown`).
+
     study                 a study, or its folder
     to                    the target: a name that `mupscale plan` takes, a model (also on the meta device), a `Target`
-    rule                  one that was swept; unless said, the one with the lowest loss at the proxy's optimum
+    rule                  one that was swept (default: the one with the lowest loss at the proxy's optimum)
     decay                 carry weight decay over by its value ("wd"), or by its time scale in runs ("tau")
     tokens                of the target's run; or
-    tokens_per_parameter  the study's own unless said
-    sequence              tokens of a sequence, 8192 unless said
-    weight_decay, eps, std   of the base, in place of what the study used, where it did not search them
+    tokens_per_parameter  (default: the study's own)
+    sequence              tokens of a sequence (default: the target's positions, at most 8192)
+    weight_decay, eps, std, betas   of the base, in place of what the study used, where it did not search them
+    clip                  the norm to which gradients are clipped, 0 for none, in place of the study's
+    floor                 the share of the rate at which the cosine ends, in place of the study's
     base                  what was tuned, as a model or config of the target's kind, where the study's sizes are not
                           enough: `mupscale.proxy(config, width=…, depth=…)`
     reading               what the target cannot say by itself: roles, ignored keys, inputs (default: the
@@ -72,23 +80,31 @@ def transfer(
     found = analysis_of(study) if analysis is None else analysis
     name, why = choose(found, rule)
     swept, shape = swept_under(study, name), shape_of(target.model, said)
-    asked_nothing = tokens is None and tokens_per_parameter is None
-    per_parameter = swept.variants[0].tokens_per_parameter if asked_nothing else tokens_per_parameter
-    length = length_for(shape.parameters, tokens=tokens, per_parameter=per_parameter, sequence=sequence)
-
+    told = Told.of(swept.settings, {"betas": betas, "clip": clip, "floor": floor})
     optima, moved = found_optima(found, name), _transfer_of(found, name)
     if not optima:
         raise StudyFailedError(f"under {name}, not one trial finished well: there is no optimum to carry over.")
+    made = _plan(target, swept, swept.base if base is None else base, said)
+    length = _length(swept, shape, tokens, tokens_per_parameter, sequence)
+    known_eps = _eps(eps, swept.settings, made, own=study.config.trainer is not None)
+    lacking = _lacking(swept, optima, {"weight_decay": weight_decay, "std": std}, length)
+    unknown = _unknown(made, told, known_eps, shape, sequence)
+    if lacking or length is None:
+        raise OptionError(
+            f"the study does not say {in_words(lacking)}, without which there is no recipe"
+            + (f"; nor {in_words(unknown)}, which it would leave open" if unknown else "")
+            + f". {request([*lacking, *unknown])}"
+        )
+
     log2_lr = predicted(optima["lr"], moved.mean, found.confidence)
     values = {
         parameter: BaseValue.of_log2(log2_lr if parameter == "lr" else predicted(several, None, found.confidence))
         for parameter, several in optima.items()
     }
-    made = _plan(target, swept, swept.base if base is None else base, said)
     decayed = _decay(decay, values, weight_decay, swept, length.steps, made.decay)
-    base_eps = _eps(eps, swept.settings)
     base_std = values.get("std") or settled("std", std, swept.settings)
-    base = _base_values(made, values["lr"].value, decayed.value.value, base_eps, swept.settings)
+    bases = _base_values(made, values["lr"].value, decayed.value.value, known_eps, swept.settings)
+    rows = rows_of(made, bases, base_std.value)
     reasons = doubts(found, name)
     return Recipe(
         target=target.name,
@@ -98,17 +114,62 @@ def transfer(
         log2_lr=log2_lr,
         lr=values["lr"],
         decay=decayed,
-        eps=base_eps,
+        eps=known_eps,
         std=base_std,
-        betas=_betas(made, swept.settings),
+        told=told,
+        unknown=unknown,
         settings=swept.settings,
         length=length,
         plan=made,
-        rows=rows_of(made, base, base_std.value),
+        rows=tuple(replace(row, eps=None) for row in rows) if "eps" in unknown else rows,
         evidence=_evidence(swept, found, moved, 6.0 * shape.active_parameters * length.tokens),
         extrapolated=extrapolated(found, moved, shape),
         risks=risks(swept, shape, length, made, found, moved),
         doubts=tuple(reasons or _unbounded(values["lr"])),
+    )
+
+
+def _length(
+    swept: Swept, shape: ModelShape, tokens: float | None, per_parameter: float | None, sequence: int | None
+) -> Length | None:
+    """None where nothing says how many tokens the run has."""
+    if tokens is None and per_parameter is None:
+        per_parameter = swept.variants[0].tokens_per_parameter
+    total = total_tokens(shape.parameters, tokens, per_parameter)
+    asked = sequence_for(shape, sequence)
+    return None if total is None else length_for(shape.parameters, total, asked, swept.settings["batch_rule"])
+
+
+def _lacking(
+    swept: Swept, searched: Collection[str], given: Mapping[str, float | None], length: Length | None
+) -> tuple[str, ...]:
+    """What a recipe cannot do without."""
+    found = [name for name, value in given.items() if value is None and swept.settings.get(name) is None]
+    same = {"weight_decay": {"weight_decay", "tau_epoch"}, "std": {"std"}}
+    return (*(name for name in found if not same[name] & set(searched)), *(() if length else ("tokens",)))
+
+
+def _unknown(made: Plan, told: Told, eps: BaseValue | None, shape: ModelShape, sequence: int | None) -> tuple[str, ...]:
+    """What is left open in a recipe, since nobody said it."""
+    found = {
+        "betas": told.betas is None and _takes_betas(made),
+        "eps": eps is None and _takes_eps(made),
+        "clip": told.clip is None,
+        "floor": told.floor is None,
+        "sequence": sequence_for(shape, sequence).tokens is None,
+    }
+    return tuple(name for name, missing in found.items() if missing)
+
+
+def _takes_betas(made: Plan) -> bool:
+    return any(parameter.optimizer in ("adamw", "adam", "lion") for parameter in made.parameters.values())
+
+
+def _takes_eps(made: Plan) -> bool:
+    """Whether some of its optimizers have an epsilon that is compared with a gradient's entries."""
+    return any(
+        optimizer_named(parameter.optimizer).epsilon == "entry" and not takes_no_eps(parameter)
+        for parameter in made.parameters.values()
     )
 
 
@@ -170,27 +231,23 @@ def _decay(
     )  # fmt: skip
 
 
-def _eps(given: float | None, settings: Mapping[str, Any]) -> BaseValue:
+def _eps(given: float | None, settings: Mapping[str, Any], made: Plan, *, own: bool) -> BaseValue | None:
+    """None where nobody says it, or no optimizer of the plan takes one. The reference model trains with torch's."""
+    if not _takes_eps(made):
+        return None
     if given is None and settings["eps"] is None:
-        return BaseValue.fixed(TORCH_EPS, "torch's default")
+        return None if own else BaseValue.fixed(TORCH_EPS, "torch's default")
     return settled("eps", given, settings)
 
 
-def _betas(made: Plan, settings: Mapping[str, Any]) -> tuple[float, float] | None:
-    if made.optimizer not in ("adamw", "adam", "lion") and not made.optimizer.startswith("muon"):
-        return None
-    first, second = settings["betas"] or TORCH_BETAS
-    return float(first), float(second)
-
-
 def _base_values(
-    made: Plan, lr: float, decay: float, eps: BaseValue, settings: Mapping[str, Any]
+    made: Plan, lr: float, decay: float, eps: BaseValue | None, settings: Mapping[str, Any]
 ) -> dict[str, BaseValues]:
     """By optimizer: beside Muon, AdamW may have a rate of its own."""
     found: dict[str, BaseValues] = {}
     for name in dict.fromkeys(parameter.optimizer for parameter in made.parameters.values()):
         beside = name != made.optimizer and settings.get("adamw_lr") is not None
-        own_eps = eps.value if optimizer_named(name).epsilon == "entry" else None
+        own_eps = eps.value if eps and optimizer_named(name).epsilon == "entry" else None
         found[name] = BaseValues(settings["adamw_lr"] if beside else lr, decay, own_eps, made.decay)
     return found
 

@@ -8,12 +8,17 @@ from mupscale.errors import DimensionError
 from mupscale.reading.config import HEAD_DIM, HEADS, KV_HEADS, WIDTH
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+STACKS = ("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers", "num_layers")
+"""Of a model that has an encoder and a decoder: how many layers each has."""
+STACK_HEADS = ("encoder_attention_heads", "decoder_attention_heads")
+STATE_HEADS = ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads")
+"""Heads of a state-space layer; together they are as wide as a multiple of the model."""
 FIXED_HEAD_DIM = (*HEAD_DIM, "qk_nope_head_dim", "v_head_dim", "kv_channels", "dim_head")
 """Keys by which a config says how large a head is, whatever the width."""
 
 _PER_WIDTH = re.compile(
-    r"(?:\w+_)?intermediate_size(?:_mlp)?|n_inner|ffn_dim|(?:\w+_)?ffn_hidden_size|dim_ff|dff|d_ff|"
-    r"(?:\w+_)?lora_rank|word_embed_proj_dim"
+    r"(?:\w+_)?intermediate_size(?:_mlp)?|n_inner|(?:\w+_)?ffn_dim|(?:\w+_)?ffn_hidden_size|dim_ff|dff|d_ff|"
+    r"(?:\w+_)?lora_rank|word_embed_proj_dim|mamba_d_ssm|attention_hidden_size"
 )
 _POSITIVE = (*WIDTH, *HEADS, *KV_HEADS, *HEAD_DIM, *LAYERS, "vocab_size")
 

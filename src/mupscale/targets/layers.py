@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mupscale.errors import DimensionError
-from mupscale.targets.keys import LAYERS, key_among
+from mupscale.targets.keys import LAYERS, STACKS, is_positive, key_among
 
 # Which layers, by index, rather than one entry a layer.
 _INDICES = ("moe_layers", "mlp_only_layers")
@@ -28,8 +28,9 @@ def with_depth(recompute: Recompute, values: Mapping[str, Any], depth: int) -> d
     old = values.get(key) or recompute(values)[key]
     if depth == old:
         return dict(values)
+    stacks = _stacks(values)
     lists = {name: value for name, value in values.items() if _is_per_layer(name, value, old)}
-    changed = {**values, key: depth, **_counts(values, old, depth)}
+    changed = {**values, key: depth, **dict.fromkeys(stacks, depth), **_counts(values, old, depth)}
     if "attention_types" in values and "attention_layers" in lists:  # GPT-Neo derives the one from the other
         changed["attention_types"] = [[continued(lists["attention_layers"], depth), 1]]
     derived = _derived(recompute, values, lists, changed)
@@ -40,6 +41,17 @@ def with_depth(recompute: Recompute, values: Mapping[str, Any], depth: int) -> d
         else:
             changed[name] = _resized(items, derived.get(name), depth)
     return changed
+
+
+def _stacks(values: Mapping[str, Any]) -> list[str]:
+    """The keys that say how deep encoder and decoder are: they must be alike, for one depth to stand for both."""
+    if not values.get("is_encoder_decoder"):
+        return []
+    stacks = {name: values[name] for name in STACKS if is_positive(values.get(name))}
+    if len(set(stacks.values())) > 1:
+        said = ", ".join(f"{name}={number}" for name, number in stacks.items())
+        raise DimensionError(f"{said}: one depth does not say how deep each is to be. Set both in a config yourself.")
+    return list(stacks)
 
 
 def _is_per_layer(name: str, value: object, depth: int) -> bool:

@@ -6,7 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from mupscale.errors import DimensionError
-from mupscale.targets.keys import FIXED_HEAD_DIM, HEAD_DIM, HEADS, KV_HEADS, WIDTH, grows_with_width, key_among, listed
+from mupscale.targets.keys import (
+    FIXED_HEAD_DIM,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    STACK_HEADS,
+    STATE_HEADS,
+    WIDTH,
+    grows_with_width,
+    is_positive,
+    key_among,
+)
 
 # Sizes that are no longer whole are rounded to a multiple of this, as hardware likes them.
 _MULTIPLE = 8
@@ -41,7 +52,8 @@ def with_width(values: Mapping[str, Any], width: int, *, fixed: bool) -> dict[st
     sizes: dict[str, Any] = {
         name: _in_proportion(size, old, width) for name, size in values.items() if grows_with_width(name)
     }
-    return {**values, key: width, **_with_heads(values, old, width, fixed), **sizes}
+    heads = {**_with_heads(values, old, width, fixed), **_with_state_heads(values, old, width)}
+    return {**values, key: width, **heads, **sizes}
 
 
 def _with_heads(values: Mapping[str, Any], old: int, width: int, fixed: bool) -> dict[str, Any]:
@@ -52,6 +64,10 @@ def _with_heads(values: Mapping[str, Any], old: int, width: int, fixed: bool) ->
     heads = scaled_heads(now, old, width) if fixed else exact_heads(now, width)
     kv_heads = 1 if now.one_for_all else heads // now.repetitions
     changed: dict[str, Any] = {name: heads}
+    for stack in STACK_HEADS:  # encoder and decoder, whose heads may be of different sizes
+        if stack != name and is_positive(values.get(stack)):
+            number = values[stack]
+            changed[stack] = exact_heads(Heads(number, number, old // number, one_for_all=False), width)
     if kv_name:
         # Falcon's multi-query attention stores as many as there are heads, and uses one.
         changed[kv_name] = heads if values[kv_name] == now.heads else kv_heads
@@ -61,6 +77,17 @@ def _with_heads(values: Mapping[str, Any], old: int, width: int, fixed: bool) ->
     if heads * now.head_dim != width and not any(values.get(key) for key in FIXED_HEAD_DIM):
         stored = next((key for key in HEAD_DIM if key in values), HEAD_DIM[0])
         changed[stored] = now.head_dim
+    return changed
+
+
+def _with_state_heads(values: Mapping[str, Any], old: int, width: int) -> dict[str, int]:
+    """Heads of state-space layers, which keep their size: their number follows the width."""
+    changed: dict[str, int] = {}
+    for name in STATE_HEADS:
+        if is_positive(values.get(name)):
+            if values[name] * width % old:
+                raise DimensionError(f"width={width}: {name}={values[name]} for a width of {old} does not stay whole.")
+            changed[name] = values[name] * width // old
     return changed
 
 
@@ -91,12 +118,8 @@ def exact_heads(now: Heads, width: int) -> int:
     """
     unit = now.head_dim * now.repetitions
     if width % unit:
-        near = [k * unit for k in (width // unit, width // unit + 1) if k]
         group = f"head_dim={now.head_dim}" + (f" × r={now.repetitions}" if now.repetitions > 1 else "")
-        raise DimensionError(
-            f"width={width} is not a multiple of {group}, and this model's head_dim is width / heads. "
-            f"Choose a width that keeps it: {listed(near)}."
-        )
+        raise DimensionError(f"width={width} is not a multiple of {group}, and this model's head_dim is width / heads.")
     return width // now.head_dim
 
 
@@ -111,11 +134,14 @@ def _in_proportion(size: Any, old: int, width: int) -> Any:
     return _MULTIPLE * max(1, round(size * width / old / _MULTIPLE))
 
 
-def natural_step(values: Mapping[str, Any]) -> int | None:
-    """The step between widths at which heads come out whole: the width for each key/value head.
+def steps(values: Mapping[str, Any]) -> list[int]:
+    """Steps between widths at which heads may come out whole: the width for each key/value head, and for each head.
 
-    >>> natural_step({"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8})
-    512
+    >>> steps({"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8})
+    [512, 128]
     """
-    width, heads = key_among(values, WIDTH), key_among(values, KV_HEADS) or key_among(values, HEADS)
-    return values[width] // values[heads] if width and heads and values[width] % values[heads] == 0 else None
+    width = key_among(values, WIDTH)
+    counts = [values[name] for names in (KV_HEADS, HEADS) if (name := key_among(values, names))]
+    if width is None:
+        return []
+    return list(dict.fromkeys(values[width] // number for number in counts if values[width] % number == 0))

@@ -2,6 +2,7 @@
 
 from mupscale.theory.derivation import derive
 from mupscale.theory.formulas import Dimension, Expr
+from mupscale.theory.optimizer_classes import name_of_class
 from mupscale.theory.optimizers import DECAYS, OPTIMIZERS, Decay, Optimizer, Sizes, optimizer_named
 from mupscale.theory.rule_files import read_rule, rule_named
 from mupscale.theory.rules import RULES, Rule
@@ -53,6 +54,7 @@ __all__ = [
     "Vector",
     "compare_optimizers",
     "derive",
+    "name_of_class",
     "optimizer_named",
     "optimizers_to_text",
     "parameterization",

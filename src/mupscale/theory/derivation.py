@@ -23,7 +23,7 @@ _RATE = ("η", r"\eta")
 
 def derive(
     unit: Unit | str,
-    optimizer: Optimizer | str = "adamw",
+    optimizer: Optimizer | str | type = "adamw",
     *,
     rule: Rule | str = "gqa-mup",
     decay: Decay = "lr_coupled",
@@ -35,7 +35,7 @@ def derive(
     ((sqrt(r) + 1)/(2*n), 2*n/(sqrt(r) + 1))
     """
     unit = unit_named(unit) if isinstance(unit, str) else unit
-    optimizer = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
+    optimizer = optimizer_named(optimizer)
     rule = rule_named(rule) if isinstance(rule, str) else rule
     if not isinstance(unit, Unit):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"{unit!r} is not a unit. Give a name such as 'kv', or a Unit such as Dense('n', 'n').")
@@ -74,7 +74,8 @@ class _Derivation:
             rate = self._hidden_rate(sigma, beta)
         else:
             self.own_multiplier = _ONE
-            sigma, rate = self._width_unscaled()
+            sigma = self._sigma_by_fan_in() if self.rule.width == "init" else _ONE
+            rate = self._width_unscaled(beta)
         rate = self._own_rate(rate, sigma, beta)
         return Scaling(
             unit=self.unit,
@@ -118,18 +119,6 @@ class _Derivation:
             f"{_PAPER}, section 3.3; rule {self.rule}",
         )
 
-    def _width_unscaled(self) -> tuple[Expr, Expr]:
-        """Standard deviation and rate, where the rate does not follow the width."""
-        if self.rule.width == "init":
-            return self._sigma_by_fan_in(), self._base_value(_RATE, "learning rate")
-        value = self._base_value(("σ = η", r"\sigma = \eta"), "values")
-        return value, value
-
-    def _base_value(self, quantity: tuple[str, str], what: str) -> Expr:
-        return self._say(
-            "Width", quantity, _ONE, f"this rule keeps the base {what} at every width", f"rule {self.rule}"
-        )  # fmt: skip
-
     def _sigma_by_fan_in(self) -> Expr:
         return self._say(
             "Initial standard deviation, by the fan-in",
@@ -138,6 +127,35 @@ class _Derivation:
             "the entries of Wx then start at the same size at every width; nothing is asked of the update",
             f"LeCun et al. 1998, section 4.6; PyTorch's default; rule {self.rule}",
         )
+
+    def _width_unscaled(self, beta: Expr) -> Expr:
+        """The rate of a rule that does not follow the width: it only makes up for a gradient that is known to shrink.
+
+        How gradients shrink with width is derived from the spectral condition, which such a rule does not keep: of
+        weights with a constant std, those of embedding, gains and readout do not shrink at all.
+        """
+        by_fan_in = self.rule.width == "init"
+        self._say(
+            "Width",
+            _RATE if by_fan_in else ("σ = η", r"\sigma = \eta"),
+            _ONE,
+            f"this rule keeps the base {'learning rate' if by_fan_in else 'values'} at every width",
+            f"rule {self.rule}",
+        )
+        rate = tidy(self._gradient_factor(beta) ** -self.optimizer.gradient_degree)
+        if rate == 1:
+            return rate
+        return self._say(
+            "Learning rate",
+            _RATE,
+            rate,
+            "the step is as long as the gradient, which shrinks with depth and with the share of tokens like 1/η",
+            self.optimizer.source,
+        )
+
+    def _gradient_factor(self, beta: Expr) -> Expr:
+        """By how much a gradient shrinks for other reasons than width."""
+        return self.core.token_share() * beta
 
     def _target(self) -> Expr:
         """Norm that the parameter must have: that of its effect on the network, without the multiplier."""
@@ -311,7 +329,8 @@ class _Derivation:
 
     def _weight_decay(self, rate: Expr, beta: Expr) -> Expr:
         if not self.core.decays:
-            return self._say_decay(sympy.Integer(0), "gains and biases are not decayed", "Dey et al. 2025")
+            reason = "gains and biases are not decayed; a base tuned with decay on them has another best rate and decay"
+            return self._say_decay(sympy.Integer(0), reason, "Dey et al. 2025")
         if self.rule.decay == "none":
             return self._say_decay(_ONE, "this rule keeps the base decay at every size", f"rule {self.rule}")
         if self.decay == "independent":
@@ -336,7 +355,10 @@ class _Derivation:
         return derived and self.optimizer.gradient_degree == 0
 
     def _l2_decay(self, beta: Expr) -> Expr:
-        dense = self.reference.gradient_norm() * self.own_multiplier * beta / self._target()
+        if self.rule.width == "scaled":
+            dense = self.reference.gradient_norm() * self.own_multiplier * beta / self._target()
+        else:
+            dense = self._gradient_factor(beta)
         if self.reference == self.core or self.rule.literal_kv_factor() is not None:
             return dense
         return (
@@ -348,7 +370,15 @@ class _Derivation:
             return self._say_epsilon(_ONE, "this rule keeps the base epsilon at every size", f"rule {self.rule}")
         if self.optimizer.epsilon == "none":
             return self._say_epsilon(_ONE, f"{self.optimizer} has no epsilon", self.optimizer.source)
-        scale = self.core.multiplier() * beta
+        if self.rule.width != "scaled":
+            factor = self._gradient_factor(beta)
+            return self._say_epsilon(
+                self.optimizer.epsilon_size(factor, factor),
+                "this rule does not scale the rate with width; how gradients shrink with width is derived only where "
+                "the spectral condition holds",
+                f"rule {self.rule}",
+            )
+        scale = self.own_multiplier * beta
         size = self.optimizer.epsilon_size(self.core.gradient_entry() * scale, self.reference.gradient_norm() * scale)
         what = {"entry": "|g|", "norm": "‖g‖", "norm_squared": "‖g‖²"}[self.optimizer.epsilon]
         return self._say_epsilon(

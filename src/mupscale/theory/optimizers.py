@@ -6,9 +6,10 @@ from typing import Literal
 
 import sympy
 
-from mupscale.errors import UnknownNameError
+from mupscale.errors import OptionError, UnknownNameError
 from mupscale.theory.estimates import coherent
 from mupscale.theory.formulas import Expr, larger
+from mupscale.theory.optimizer_classes import name_of_class
 from mupscale.theory.units import Standing
 
 Decay = Literal["lr_coupled", "independent", "l2"]
@@ -230,14 +231,30 @@ ALIASES: Mapping[str, str] = {
 }
 
 
-def optimizer_named(name: str) -> Optimizer:
-    """The optimizer of that name.
+def optimizer_named(named: object) -> Optimizer:
+    """The optimizer of that name; or that of a class such as torch.optim.AdamW, or of an object made of it.
 
     >>> optimizer_named("muon_raw").name
     'muon'
     """
-    plain = name.lower().replace("_", "-")
-    known = OPTIMIZERS.get(plain) or OPTIMIZERS.get(ALIASES.get(plain, ALIASES.get(name.lower(), "")))
+    if isinstance(named, Optimizer):
+        return named
+    if not isinstance(named, str):
+        return OPTIMIZERS[_name_of(named)]
+    plain = named.lower().replace("_", "-")
+    known = OPTIMIZERS.get(plain) or OPTIMIZERS.get(ALIASES.get(plain, ALIASES.get(named.lower(), "")))
     if known is None:
-        raise UnknownNameError("optimizer", name, OPTIMIZERS, ALIASES)
+        raise UnknownNameError("optimizer", named, OPTIMIZERS, ALIASES)
     return known
+
+
+def _name_of(given: object) -> str:
+    name = name_of_class(given)
+    if name is None:
+        cls = given if isinstance(given, type) else type(given)
+        what = f"{cls.__module__}.{cls.__qualname__}" if hasattr(given, "param_groups") or cls is given else repr(given)
+        raise OptionError(
+            f"optimizer={what} is not an optimizer that mupscale has rules for. Name the one whose steps are as large: "
+            f"{', '.join(OPTIMIZERS)}."
+        )
+    return name

@@ -20,8 +20,9 @@ _SETTINGS: Mapping[str, Sequence[str]] = {"width": get_args(Width), "decay": get
 class Rule:
     """What scales, and how.
 
-    width      "scaled": init, multiplier and rate follow the derivation in width; "init": the initial std alone follows
-               the fan-in, 1/√n_in, as in PyTorch's default; "none": all three stay at the base value
+    width      "scaled": all five values follow the derivation in width; "init": the initial std alone follows the
+               fan-in, 1/√n_in, as in PyTorch's default; "none": they stay at the base value, and decay and epsilon
+               change with depth alone
     kv_factor  the rate of repeated key/value heads over the hidden one: "hidden" (1), "derived" (from the unit's true
                dimensions), "paper" (derived as if heads × head_dim = n), or a formula in r, n, inner: "sqrt(r)"
     decay      "scaled": as derived for the decay mode; "none": the base value

@@ -110,7 +110,7 @@ class Table:
 
 
 def parameterization(
-    optimizer: Optimizer | str = "adamw",
+    optimizer: Optimizer | str | type = "adamw",
     *,
     rule: Rule | str = "gqa-mup",
     decay: Decay = "lr_coupled",
@@ -121,7 +121,7 @@ def parameterization(
     >>> parameterization().columns["K, V"].lr
     (sqrt(r) + 1)/(2*n)
     """
-    optimizer = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
+    optimizer = optimizer_named(optimizer)
     rule = (rule_named(rule) if isinstance(rule, str) else rule).but(depth=depth)
     units = _COLUMNS if depth == "none" else _COLUMNS_IN_DEPTH
     columns = {label: _derive_or_beside(unit, optimizer, rule, decay) for label, unit in units.items()}

@@ -52,6 +52,10 @@ class Unit(ABC):
         """Factor on the output in the forward pass, chosen so that the base values of a thin unit need no scaling."""
         return sympy.Integer(1)
 
+    def token_share(self) -> Expr:
+        """Share of the tokens that reach the weight. Its mean gradient shrinks by it; `gradient_entry` includes it."""
+        return sympy.Integer(1)
+
     def gradient_entry(self) -> Expr:
         """Size of one entry of the loss gradient with respect to multiplier × weight: 1/width."""
         return 1 / self.shape()[1]
@@ -274,6 +278,9 @@ class Expert(Dense):
         if share.is_number and not 0 < share <= 1:
             raise OptionError(f"active={self.active} is not a share of the tokens. Give active / all experts, say 2/8.")
         object.__setattr__(self, "active", share)
+
+    def token_share(self) -> Expr:
+        return self.active
 
     def gradient_entry(self) -> Expr:
         return self.active * super().gradient_entry()

@@ -30,6 +30,10 @@ def refuse_inexact(recipe: Recipe, kind: str) -> None:
             f"the plan needs {len(recipe.plan.hooks)} hooks in the forward pass, the first on "
             f"{recipe.plan.hooks[0].module}, which the export {kind} cannot carry. {elsewhere}"
         )
+    if recipe.unknown:  # a file that a trainer runs needs every number
+        raise OptionError(
+            f"the export {kind} needs numbers that are not known: {recipe.request} Or export json, where they are null."
+        )
 
 
 def optimizer_class(recipe: Recipe) -> str:
@@ -76,6 +80,7 @@ def docstring(recipe: Recipe, use: Sequence[str]) -> str:
     power = f"2^{recipe.log2_lr.value:.2f}"
     bounds = f"[{recipe.lr.low:.4g}, {recipe.lr.high:.4g}]" if recipe.lr.bounded else "without bounds"
     decay, way = recipe.weight_decay, "its value" if recipe.decay.chosen == "wd" else "its time scale"
+    assert recipe.eps is not None  # what takes none, or is not known, was refused
     paragraphs = [
         f"Training recipe for {for_docstring(recipe.target)}, written by mupscale {mupscale.__version__}.",
         f"From the study {for_docstring(evidence.study)}, rule {for_docstring(recipe.rule)}: {evidence.runs} runs, "

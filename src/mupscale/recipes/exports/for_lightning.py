@@ -28,7 +28,7 @@ class Training(lightning.LightningModule):
         self.log("train_loss", loss)
         return loss
 
-    def configure_optimizers(self) -> dict[str, Any]:
+{clip}    def configure_optimizers(self) -> dict[str, Any]:
         optimizer, schedule = optimizer_and_schedule(self.model)
         return {
             "optimizer": optimizer,
@@ -37,11 +37,19 @@ class Training(lightning.LightningModule):
 
 
 def trainer(**others: Any) -> lightning.Trainer:
-    """The recipe's steps; clipping is off."""
+    """The recipe's steps. The trainer itself does not clip."""
     return lightning.Trainer(max_steps=STEPS, **others)
 '''
 
 
+# Lightning makes the gradients inside of the optimizer's step, where a hook before the step does not see them.
+_CLIP = """    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+        clip_(self.model)
+
+"""
+
+
 def export(recipe: Recipe) -> str:
     """A module with a `LightningModule`."""
-    return module(recipe, "lightning", use=_USE, imports=["import lightning"], body=_BODY)
+    body = _BODY.replace("{clip}", _CLIP if recipe.told.clip else "")
+    return module(recipe, "lightning", use=_USE, imports=["import lightning"], body=body, clip_in_step=False)

@@ -86,8 +86,8 @@ def _lost(recipe: Recipe, rows: Mapping[str, Row]) -> list[str]:
         )
     found.append(
         "Gradient clipping is off: Megatron's norm would be that of folded weights."
-        if not recipe.settings.get("clip")
-        else "NOT EXPRESSED: the study clipped gradients by their norm on the base. Megatron's norm would be that of "
+        if not recipe.told.clip
+        else "NOT EXPRESSED: the recipe clips gradients by their norm on the base. Megatron's norm would be that of "
         "folded weights, so that clipping is off here."
     )
     return found
@@ -95,8 +95,9 @@ def _lost(recipe: Recipe, rows: Mapping[str, Row]) -> list[str]:
 
 def _arguments(recipe: Recipe, rows: Mapping[str, Row]) -> str:
     length, reference = recipe.length, rows["q_proj"]
-    floor = float(recipe.settings.get("floor") or 0.0)
+    floor = recipe.told.floor
     assert recipe.betas is not None
+    assert floor is not None
     flags: dict[str, object] = {
         "optimizer": "adam", "lr": reference.lr, "min-lr": floor * reference.lr, "lr-decay-style": "cosine",
         "train-iters": length.steps, "lr-decay-iters": length.steps, "lr-warmup-iters": length.warmup,

@@ -30,6 +30,11 @@ _USE = (
     "Not for pipeline parallelism: torchtitan refuses a pattern that one stage has no parameter for.",
 )
 
+_NOT_CLIPPED = (
+    "NOT EXPRESSED: the recipe clips gradients by their norm on the base. torchtitan's norm would be that of folded "
+    "weights, so that clipping is off here."
+)
+
 _HELPERS = '''
 def group(pattern: str, **values: float) -> ParamGroupConfig:
     """The parameters that a regular expression finds, and their values."""
@@ -93,7 +98,9 @@ def export(recipe: Recipe) -> str:
     refuse_inexact(recipe, "torchtitan")
     rows = llama_like(recipe, "torchtitan")
     known = REGISTERED.get(shape_name(recipe.target) or "")
-    use = _USE if known else (*_USE, "torchtitan has no config of this shape: pass one of your own to `applied`.")
+    lost = (_NOT_CLIPPED,) if recipe.told.clip else ()
+    own = () if known else ("torchtitan has no config of this shape: pass one of your own to `applied`.",)
+    use = (*_USE, *lost, *own)
     parts = [
         "\n\n".join([docstring(recipe, use), _imports(known), f"BETAS = {recipe.betas!r}"]),
         _HELPERS.replace("{optimizer}", optimizer_class(recipe)),
@@ -140,7 +147,7 @@ def _applied(recipe: Recipe, rows: Mapping[str, Row]) -> str:
     values: dict[str, object] = {
         **starts, "qk_norm": norm, "width": shape.width, "depth": shape.depth, "head_dim": shape.head_dim,
         "inner": shape.inner, "kv": shape.inner // shape.r, "warmup": length.warmup, "steps": length.steps,
-        "floor": float(recipe.settings.get("floor") or 0.0), "sequence": length.sequence,
+        "floor": recipe.told.floor, "sequence": length.sequence,
         "batch": length.batch_sequences,
     }  # fmt: skip
     text = _APPLIED

@@ -99,11 +99,27 @@ def clip_(model: nn.Module) -> None:
 '''
 
 
-def module(recipe: Recipe, kind: str, *, use: Sequence[str], imports: Sequence[str] = (), body: str = "") -> str:
-    """A file of Python that needs torch and, beyond that, what `imports` say."""
+def module(
+    recipe: Recipe,
+    kind: str,
+    *,
+    use: Sequence[str],
+    imports: Sequence[str] = (),
+    body: str = "",
+    clip_in_step: bool = True,
+) -> str:
+    """A file of Python that needs torch and, beyond that, what `imports` say.
+
+    `clip_in_step` clips when the optimizer steps; `body` must call clip_ itself where steps make the gradients.
+    """
     refuse_inexact(recipe, kind)
-    clips = bool(recipe.settings.get("clip"))
-    functions = [_FUNCTIONS, *([_CLIP] if clips else []), _made(recipe), *([body] if body else [])]
+    clips = bool(recipe.told.clip)
+    functions = [
+        _FUNCTIONS,
+        *([_CLIP] if clips else []),
+        _made(recipe, in_step=clip_in_step),
+        *([body] if body else []),
+    ]
     return (
         "\n\n\n".join(
             [
@@ -129,27 +145,28 @@ def _constants(recipe: Recipe) -> str:
     lines = [
         f"STEPS = {length.steps}",
         f"WARMUP = {length.warmup}",
-        f"FLOOR = {float(recipe.settings.get('floor') or 0.0)!r}",
+        f"FLOOR = {recipe.told.floor!r}",
         f"SEQUENCE = {length.sequence}  # tokens",
         f"BATCH = {length.batch_sequences}  # sequences, over all devices",
         f"BETAS = {recipe.betas!r}",
     ]
-    clip = recipe.settings.get("clip")
-    return "\n".join([*lines, *([f"CLIP = {float(clip)!r}"] if clip else [])])
+    clip = recipe.told.clip
+    return "\n".join([*lines, *([f"CLIP = {clip!r}"] if clip else [])])
 
 
-def _made(recipe: Recipe) -> str:
+def _made(recipe: Recipe, *, in_step: bool) -> str:
     clip = "    optimizer.register_step_pre_hook(lambda *_: clip_(model))\n"
     text = _MAKE.replace("{optimizer}", optimizer_class(recipe))
-    return text.replace("{clip}", clip if recipe.settings.get("clip") else "")
+    return text.replace("{clip}", clip if recipe.told.clip and in_step else "")
 
 
 def _on_clipping(recipe: Recipe) -> str:
-    if recipe.settings.get("clip"):
+    if recipe.told.clip:
         return "Gradients are clipped before each step, by a norm that folding does not change. Switch any other off."
+    said = "The study did not clip gradients" if recipe.told.by["clip"] == "the study" else "Gradients are not clipped"
     if any(row.folded != 1 for row in recipe.rows):
         return (
-            "The study did not clip gradients. Factors of the forward pass are folded into the weights, so that "
-            "torch's clip_grad_norm_ would take another norm than on the base: leave clipping off."
+            f"{said}. Factors of the forward pass are folded into the weights, so that torch's clip_grad_norm_ would "
+            "take another norm than on the base: leave clipping off."
         )
-    return "The study did not clip gradients: leave clipping off."
+    return f"{said}: leave clipping off."

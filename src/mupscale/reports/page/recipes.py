@@ -16,7 +16,8 @@ _VALUES = {
 
 def recipe_view(recipe: Mapping[str, Any], text: str) -> RecipeView:
     """Of `Recipe.to_dict()`; `text` is the whole of it, for those who want every parameter."""
-    rows = [_value_row(label, recipe["base_values"][name]) for name, label in _VALUES.items()]
+    values, unknown = recipe["base_values"], recipe["not_known"]
+    rows = [_value_row(label, values[name]) for name, label in _VALUES.items() if values[name] or name in unknown]
     rows.insert(2, _other_decay(recipe["decay"]))
     return RecipeView(
         title=f"Recipe for {recipe['target']['name']} under {recipe['rule']['name']}",
@@ -33,7 +34,9 @@ def no_recipe(target: str, reason: str) -> RecipeView:
     return RecipeView(title=f"No recipe for {target}", notes=[f"{reason[:1].upper()}{reason[1:]}"])
 
 
-def _value_row(label: str, value: Mapping[str, Any]) -> list[str]:
+def _value_row(label: str, value: Mapping[str, Any] | None) -> list[str]:
+    if value is None:
+        return [label, "not known", "–", "neither the study nor the caller says it"]
     bounds = "–" if value["low"] is None else f"[{decimal(value['low'])}, {decimal(value['high'])}]"
     return [label, decimal(value["value"]), bounds, str(value["source"])]
 
@@ -51,9 +54,15 @@ def _run_rows(length: Mapping[str, Any]) -> list[list[str]]:
     rule = "by the batch and warmup rules"
     return [
         ["tokens", f"{length['tokens']:,}", "–", f"{length['tokens_per_parameter']:.3g} for each parameter"],
-        ["batch", f"{length['batch_sequences']:,} × {length['sequence']:,} tokens", "–", rule],
+        ["batch", f"{_batch(length)} tokens", "–", rule],
         ["steps, of them warmup", f"{length['steps']:,}, {length['warmup']:,}", "–", rule],
     ]
+
+
+def _batch(length: Mapping[str, Any]) -> str:
+    if length["sequence"] is None:
+        return f"{length['batch_tokens']:,}"
+    return f"{length['batch_sequences']:,} × {length['sequence']:,}"
 
 
 def _meaning(evidence: Mapping[str, Any]) -> str:

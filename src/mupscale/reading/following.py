@@ -12,257 +12,15 @@ depends on at all (`depends`, a set of bits), and what else is known of it. The 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mupscale.reading.facts import Role
-from mupscale.reading.saying import Reading
-from mupscale.reading.structure import bare_name
-
-_TOKENS = 4
-UNKNOWN = math.nan
-"""The factor of a source that is not a constant: a gate, a rotation, a value that the meta device does not have."""
-
-SMALL = 1 << 26
-"""Parameters of a model that is small enough to be run with numbers."""
-
-SourceKind = Literal["matrix", "table", "norm"]
-UseKind = Literal["lookup", "product", "convolution", "gain", "bias", "added", "joined", "scale", "other"]
-
-
-@dataclass(eq=False)
-class Source:
-    """Something that a tensor may be a sum of: what comes out of a matrix, a table or a norm."""
-
-    number: int
-    bit: int
-    kind: SourceKind
-    parameter: str | None
-    module: str
-    inputs: Mapping[int, float]
-    """Of which sources its input is the sum, with their factors."""
-    depends: int
-    """Bits of all sources that it depends on, however indirectly."""
-    from_input: bool = False
-    """Whether it acts on the model's own input: a patch embedding."""
-    from_attention: bool = False
-    """Whether it takes what attention mixed."""
-    meets_nonlinearity: bool = False
-    chooses: bool = False
-    """Whether it goes into a softmax, a sigmoid or a choice of the largest: a router or a gate."""
-    rows: tuple[int, int] | None = None
-    """Which outputs of the parameter it holds, where it holds a part of them."""
-
-
-@dataclass(eq=False)
-class NormSeen:
-    """One normalization: what went in, and the gain and bias that followed."""
-
-    source: int
-    module: str
-    inputs: Mapping[int, float]
-    gain: str | None = None
-    offset: float = 0.0
-    bias: str | None = None
-
-
-@dataclass(frozen=True)
-class Use:
-    """One use of a parameter."""
-
-    kind: UseKind
-    module: str
-    bit: int
-    source: int | None = None
-    offset: float = 0.0
-    "Of a gain: it acts as weight + offset."
-    out_axis: int | None = None
-    "Which axis of the stored tensor holds the outputs, for a product."
-    of: frozenset[int] = frozenset()
-    "Of a bias or a scale: the sources that it is put onto."
-    norm: int | None = None
-    groups: int = 1
-    "Of a convolution."
-
-
-@dataclass(eq=False)
-class Attention:
-    """Which sources became queries, keys and values in one attention, with their rows and how often each is used."""
-
-    module: str
-    parts: dict[Role, Part] = field(default_factory=dict[Role, "Part"])
-
-
-@dataclass(frozen=True)
-class Part:
-    """Rows of sources that are queries, keys or values."""
-
-    sources: frozenset[int]
-    rows: Rows | None
-    "Row numbers of the one source, as they enter the attention; None where they were lost."
-
-
-@dataclass
-class Trace:
-    """What one forward pass showed."""
-
-    uses: dict[str, list[Use]] = field(default_factory=dict[str, list[Use]])
-    sources: list[Source] = field(default_factory=list[Source])
-    norms: list[NormSeen] = field(default_factory=list[NormSeen])
-    attentions: list[Attention] = field(default_factory=list[Attention])
-    sums: list[Mapping[int, float]] = field(default_factory=list[Mapping[int, float]])
-    "Sums of sources, tables among them, that went into a norm, into a matrix or out of the model."
-    outputs: Mapping[int, float] = field(default_factory=dict[int, float])
-    "The sources of the first output, with their factors; UNKNOWN behind a nonlinearity such as a cap on logits."
-    reached: int = 0
-    "Bits of everything that the outputs depend on."
-    device: str = "meta"
-
-    def effective(self, name: str) -> bool:
-        """Whether a parameter changes the output."""
-        return any(use.bit & self.reached for use in self.uses.get(name, []))
-
-
-@dataclass(frozen=True)
-class TraceFailed:
-    """Why the model could not be followed."""
-
-    error: str
-
-
-def follow(model: nn.Module, reading: Reading) -> Trace | TraceFailed:
-    """On the meta device; a small model that does not run there (its code looks at numbers) runs on the CPU."""
-    seen = trace(model, reading, "meta")
-    if isinstance(seen, Trace) or sum(p.numel() for p in model.parameters()) > SMALL:
-        return seen
-    on_cpu = trace(model, reading, "cpu")
-    return on_cpu if isinstance(on_cpu, Trace) else seen
-
-
-def trace(model: nn.Module, reading: Reading, device: str = "meta") -> Trace | TraceFailed:
-    """Run the model once and see what each parameter does, or why it could not be run like this."""
-    failures: list[str] = []
-    with _plain(model):
-        for arguments, keywords in _calls(model, reading, device):
-            try:
-                return _traced(model, arguments, keywords, device)
-            except Exception as error:  # whatever a model raises for inputs that it does not take
-                failures.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return TraceFailed(failures[0])
-
-
-# How the model is run
-
-
-@contextmanager
-def _plain(model: nn.Module) -> Generator[None]:
-    """The model in evaluation mode and without hooks: FSDP's would gather weights, a plan's would hide what follows."""
-    training = [module for module in model.modules() if module.training]
-    registered: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for module in model.modules():
-        inside: Any = module
-        for hooks in (inside._forward_hooks, inside._forward_pre_hooks):
-            registered.append((hooks, dict(hooks)))
-            hooks.clear()
-    model.eval()
-    try:
-        yield
-    finally:
-        for hooks, before in registered:
-            hooks.update(before)
-        for module in training:
-            module.training = True
-
-
-def _calls(model: nn.Module, reading: Reading, device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Ways to call a model, the likeliest first."""
-    said = reading.call(device)
-    if said is not None:
-        yield said
-        return
-    tokens = torch.zeros(1, _TOKENS, dtype=torch.long, device=device)
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "to_dict"):
-        yield from _hugging_face_calls(model, config, tokens, device)
-    yield (tokens,), {}
-
-
-def _hugging_face_calls(
-    model: nn.Module, config: Any, tokens: Tensor, device: str
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    main = getattr(model, "main_input_name", "input_ids")
-    if main == "pixel_values":
-        vision = getattr(config, "vision_config", config)
-        size: Any = getattr(vision, "image_size", 32)
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        pixels = torch.zeros(1, getattr(vision, "num_channels", 3), height, width, device=device)
-        yield (), {"pixel_values": pixels}
-    if main == "input_features":
-        frames = 2 * getattr(config, "max_source_positions", 1500)
-        features = torch.zeros(1, getattr(config, "num_mel_bins", 80), frames, device=device)
-        yield (), {"input_features": features, "decoder_input_ids": tokens, "use_cache": False}
-    if getattr(config, "is_encoder_decoder", False):
-        yield (), {"input_ids": tokens, "decoder_input_ids": tokens, "use_cache": False}
-    if getattr(config, "vision_config", None) and getattr(config, "text_config", None):
-        vision = config.vision_config
-        size = getattr(vision, "image_size", 32)
-        if isinstance(size, int):
-            pixels = torch.zeros(1, getattr(vision, "num_channels", 3), size, size, device=device)
-            yield (), {"input_ids": tokens, "pixel_values": pixels}
-    mask = torch.ones(1, 1, _TOKENS, _TOKENS, dtype=torch.bool, device=device)
-    # A mask that is given whole keeps transformers from looking into tensors that hold nothing.
-    yield (), {"input_ids": tokens, "attention_mask": mask, "use_cache": False}
-    yield (), {"input_ids": tokens, "use_cache": False}
-
-
-def _traced(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], device: str) -> Trace:
-    following = _Following(Trace(device=device))
-    used: dict[str, Tensor] = {}
-    for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
-        used[name] = _stand_in(tensor, device)
-        if isinstance(tensor, nn.Parameter):
-            following.mark_parameter(used[name], bare_name(name))
-        elif tensor.numel() == 1 and not tensor.is_meta:
-            following.mark_constant(used[name], float(tensor))
-    for value in (*arguments, *keywords.values()):
-        if isinstance(value, Tensor):
-            following.mark_input(value)
-    with ExitStack() as stack:
-        for path, module in model.named_modules():
-            bare_path = bare_name(f"{path}.").removesuffix(".")
-            stack.callback(module.register_forward_pre_hook(following.entering(bare_path)).remove)
-            stack.callback(module.register_forward_hook(following.leaving).remove)
-        stack.enter_context(torch.no_grad())
-        if device == "meta":
-            stack.enter_context(torch.device("meta"))
-        else:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(following)
-        output = torch.func.functional_call(model, used, arguments, keywords)
-    following.finish(output)
-    return following.trace
-
-
-def _stand_in(tensor: Tensor, device: str) -> Tensor:
-    """A tensor to run with in place of one of the model's, which is neither changed nor kept."""
-    if device == "meta":
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    if not tensor.is_meta:
-        return tensor.detach().to(device, copy=True)
-    if not tensor.is_floating_point():
-        return torch.ones(tensor.shape, dtype=tensor.dtype, device=device)
-    generator = torch.Generator().manual_seed(tensor.numel())
-    return (torch.rand(tensor.shape, generator=generator) + 0.5).to(device=device, dtype=tensor.dtype)
-
-
-# What is known of a tensor
+from mupscale.reading.rows import Rows, if_shaped, joined_rows, numbered, view_of
+from mupscale.reading.traces import UNKNOWN, UNSEEN, Attention, NormSeen, Part, Source, SourceKind, Trace, Use, UseKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,33 +53,6 @@ class Tag:
     is_input: bool = False
 
 
-class Rows:
-    """Row numbers of a tensor's entries, worked out only if somebody asks: most tensors never reach an attention."""
-
-    __slots__ = ("_make", "_value")
-
-    def __init__(self, make: Callable[[], Tensor | None]) -> None:
-        self._make: Callable[[], Tensor | None] | None = make
-        self._value: Tensor | None = None
-
-    def tensor(self) -> Tensor | None:
-        if self._make is not None:
-            self._value, self._make = self._make(), None
-        return self._value
-
-    def then(self, view: Callable[[Tensor], Tensor]) -> Rows:
-        """The same numbers seen another way; lost where the view is of a kind that is not followed."""
-
-        def make() -> Tensor | None:
-            before = self.tensor()
-            try:
-                return None if before is None else view(before)
-            except Exception:  # whatever torch raises for a view that has no counterpart here
-                return None
-
-        return Rows(make)
-
-
 _NOTHING = Tag()
 
 
@@ -350,7 +81,7 @@ _ATTENTION_KERNELS = _words(
 )
 
 
-class _Following(TorchDispatchMode):
+class Following(TorchDispatchMode):
     """The mode that sees every operation and says what comes out of it."""
 
     def __init__(self, trace: Trace) -> None:
@@ -399,7 +130,7 @@ class _Following(TorchDispatchMode):
 
     def finish(self, output: Any) -> None:
         """The outputs: the logits where the model names them, otherwise the first tensor of real numbers."""
-        tensors = [tensor for tensor in _tensors(output) if tensor.is_floating_point()]
+        tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
         named = getattr(output, "logits", None)
         first = named if isinstance(named, Tensor) else tensors[0] if tensors else None
         for tensor in tensors:
@@ -477,11 +208,11 @@ class _Following(TorchDispatchMode):
             self._moved_constant(args[0], result)
             return
         if not isinstance(result, tuple | list):
-            seen = tag.rows is None or name in _COPIES
-            self._set(result, tag if seen else replace(tag, rows=tag.rows.then(_view_of(name, args[1:], keywords))))
+            moved = tag.rows if name in _COPIES else tag.rows and tag.rows.then(view_of(name, args[1:], keywords))
+            self._set(result, replace(tag, rows=moved))
             return
         for k, one in enumerate(result):
-            own = None if tag.rows is None else tag.rows.then(_view_of(name, args[1:], keywords, k))
+            own = None if tag.rows is None else tag.rows.then(view_of(name, args[1:], keywords, k))
             self._set(one, replace(tag, rows=own))
 
     def _moved_constant(self, given: Any, result: Any) -> None:
@@ -510,7 +241,7 @@ class _Following(TorchDispatchMode):
             together = replace(together, depends=together.depends | self._use(parameter, "joined"))
         several = [tag.rows for tag in tags if tag.rows is not None]
         dim = keywords.get("dim", args[1] if len(args) > 1 else 0)
-        joined = Rows(lambda: _joined_rows(name, several, dim)) if len(several) == len(tags) else None
+        joined = Rows(lambda: joined_rows(name, several, dim)) if len(several) == len(tags) else None
         self._set(result, replace(together, rows=joined))
 
     def _combined(self, tags: Sequence[Tag]) -> Tag:
@@ -528,7 +259,7 @@ class _Following(TorchDispatchMode):
 
     def _elementwise(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
         """Whatever is not known: what goes in comes out, with factors that are not known."""
-        given = [*_tensors(args), *_tensors(tuple(keywords.values()))]
+        given = [*tensors_in(args), *tensors_in(tuple(keywords.values()))]
         tags = [self._tag(tensor) for tensor in given]
         tags = [tag for tag in tags if tag is not _NOTHING]
         if not tags:
@@ -541,8 +272,8 @@ class _Following(TorchDispatchMode):
         if masked:  # a mask does not change what the entries are
             kept = [tag for tag in tags if tag.sources or tag.attention]
             combined = replace(combined, sources=kept[0].sources) if len(kept) == 1 else combined
-        for one in _tensors(result if isinstance(result, tuple | list) else (result,)):
-            self._set(one, replace(combined, rows=_if_shaped(combined.rows, one)))
+        for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
+            self._set(one, replace(combined, rows=if_shaped(combined.rows, one)))
 
     # Sums and products, entry by entry
 
@@ -596,7 +327,7 @@ class _Following(TorchDispatchMode):
             left.through | right.through,
             self._root(),
             attention=left.attention or right.attention,
-            rows=_if_shaped(rows, result),
+            rows=if_shaped(rows, result),
             is_input=left.is_input or right.is_input,
         )
 
@@ -633,7 +364,8 @@ class _Following(TorchDispatchMode):
         divides = name == "div"
         numbers = [_number(args[k], tag) for k, tag in enumerate((left, right))]
         if numbers[1] is not None:
-            self._scaled(left, 1 / numbers[1] if divides and numbers[1] else numbers[1], result)
+            inverted = divides and numbers[1] and not math.isinf(numbers[1])
+            self._scaled(left, 1 / numbers[1] if inverted else numbers[1], result)
         elif numbers[0] is not None and not divides:
             self._scaled(right, numbers[0], result)
         elif left.root and left.root == right.root and not divides and not left.parameter:  # x · x
@@ -691,7 +423,7 @@ class _Following(TorchDispatchMode):
         root = tag.squared or tag.root
         bit = self._use(tag.parameter, "other") if tag.parameter else 0
         combined = replace(self._combined([tag]), depends=tag.depends | bit)
-        for one in _tensors(result if isinstance(result, tuple | list) else (result,)):
+        for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
             self._set(one, replace(combined, rows=None, statistic=root))
 
     def _of_statistic(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
@@ -801,14 +533,18 @@ class _Following(TorchDispatchMode):
         from_attention = given.attention is not None and given.attention[0] == "mixed"
         start = self._first_row(matrix, outputs)
         source = self._source(
-            "matrix", parameter.parameter, given, from_input=given.is_input and not given.sources,
+            "matrix", parameter.parameter, given, from_input=self._is_from_input(given),
             from_attention=from_attention, rows=None if start is None else (start, start + count),
         )  # fmt: skip
         axis = -1 if out_is_last == contiguous_last else -2
         bit = self._use(parameter.parameter, "product", source=source.number, out_axis=axis)
         bit |= source.bit
-        rows = Rows(lambda: _numbered(start or 0, count, outputs, result.shape))
+        rows = Rows(lambda: numbered(start or 0, count, outputs, result.shape))
         self._set(result, Tag(given.depends | bit, {source.number: parameter.scale}, root=self._root(), rows=rows))
+
+    def _is_from_input(self, given: Tag) -> bool:
+        """Whether only norms stand between the model's own input and this."""
+        return given.is_input and all(self.trace.sources[number].kind == "norm" for number in given.sources)
 
     def _first_row(self, matrix: Tensor, outputs: int) -> int | None:
         """Where a part of a parameter begins along its outputs, where only a part is used."""
@@ -821,7 +557,7 @@ class _Following(TorchDispatchMode):
             self._elementwise(name, args, keywords, result)
             return
         self._note_sum(given)
-        source = self._source("matrix", parameter.parameter, given, from_input=given.is_input and not given.sources)
+        source = self._source("matrix", parameter.parameter, given, from_input=self._is_from_input(given))
         bit = self._use(
             parameter.parameter, "convolution", source=source.number, out_axis=1 if args[6] else 0,
             groups=int(args[8]) if len(args) > 8 else 1,
@@ -862,7 +598,7 @@ class _Following(TorchDispatchMode):
         query, key, value = (self._tag(tensor) for tensor in args[:3])
         self._attended(("weights", _part(query), _part(key)), value)
         mixed = replace(self._combined([query, key, value]), rows=None, attention=("mixed", None, None))
-        for one in _tensors(result if isinstance(result, tuple | list) else (result,)):
+        for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
             self._set(one, replace(mixed, sources=dict.fromkeys(value.sources, UNKNOWN)))
 
     # The rest
@@ -884,7 +620,7 @@ class _Following(TorchDispatchMode):
             tag.depends | bit, {}, tag.through | frozenset(tag.sources), self._root(), attention=attention,
             is_input=tag.is_input,
         )  # fmt: skip
-        for one in _tensors(result if isinstance(result, tuple | list) else (result,)):
+        for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
             self._set(one, made)
 
     def _scalar(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
@@ -893,46 +629,6 @@ class _Following(TorchDispatchMode):
     def _full(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
         if result.numel() == 1 and isinstance(args[1], int | float):
             self._set(result, Tag(constant=float(args[1]), root=self._root()))
-
-
-def _numbered(start: int, count: int, axis: int, shape: Sequence[int]) -> Tensor:
-    sizes = [1] * len(shape)
-    sizes[axis] = count
-    return torch.arange(start, start + count).reshape(sizes).expand(*shape)
-
-
-def _if_shaped(rows: Rows | None, like: Tensor) -> Rows | None:
-    """The rows, which are lost where an operation gave another shape."""
-    shape = like.shape
-
-    def checked(numbers: Tensor) -> Tensor:
-        return numbers.expand(shape)
-
-    return rows and rows.then(checked)
-
-
-def _joined_rows(name: str, several: Sequence[Rows], dim: int) -> Tensor | None:
-    tensors = [tensor for rows in several if (tensor := rows.tensor()) is not None]
-    return getattr(torch, name)(tensors, dim) if len(tensors) == len(several) else None
-
-
-def _view_of(
-    name: str, args: Sequence[Any], keywords: Mapping[str, Any], part: int | None = None
-) -> Callable[[Tensor], Tensor]:
-    """The same view of row numbers; `part` is which of several tensors the view gives."""
-
-    def view(rows: Tensor) -> Tensor:
-        if name == "slice":
-            dim, start, end, step = (*args, *(0, None, None, 1)[len(args) :])
-            index = [slice(None)] * rows.ndim
-            index[dim] = slice(start, end, step)
-            return rows[tuple(index)]
-        plain = {"_unsafe_view": "reshape", "view": "reshape", "split_with_sizes": "split"}.get(name, name)
-        moved = getattr(torch, plain, None) or getattr(Tensor, plain)
-        made = moved(rows, *args, **keywords)
-        return made if part is None else made[part]
-
-    return view
 
 
 def _part(tag: Tag) -> Part:
@@ -946,15 +642,15 @@ def _number(value: Any, tag: Tag) -> float | None:
     if tag.constant is not None:
         return tag.constant
     if isinstance(value, Tensor) and value.ndim == 0 and tag is _NOTHING:
-        return float(value) if not value.is_meta else UNKNOWN
+        return float(value.detach()) if not value.is_meta else UNSEEN
     return None
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
-        return [tensor for one in value.values() for tensor in _tensors(one)]
+        return [tensor for one in value.values() for tensor in tensors_in(one)]
     if isinstance(value, tuple | list):
-        return [tensor for one in value for tensor in _tensors(one)]
+        return [tensor for one in value for tensor in tensors_in(one)]
     return []

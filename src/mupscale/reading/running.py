@@ -1,0 +1,193 @@
+"""One forward pass of a model, which is not changed: on the meta device, or of a small model on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mupscale.reading.following import Following, tensors_in
+from mupscale.reading.saying import Reading
+from mupscale.reading.structure import bare_name
+from mupscale.reading.traces import UNSEEN, Trace, TraceFailed
+
+SMALL = 1 << 26
+"""Parameters of a model that is small enough to be run with numbers."""
+
+_TOKENS = 4
+
+
+def follow(model: nn.Module, reading: Reading) -> Trace | TraceFailed:
+    """On the meta device; a small model that does not run there (its code looks at numbers) runs on the CPU."""
+    seen = trace(model, reading, "meta")
+    has_weights = not any(p.is_meta for p in model.parameters())
+    if isinstance(seen, Trace) and not (seen.has_unseen_constant and has_weights):
+        return seen
+    if sum(p.numel() for p in model.parameters()) > SMALL:
+        return seen
+    on_cpu = trace(model, reading, "cpu")
+    return on_cpu if isinstance(on_cpu, Trace) else seen
+
+
+def trace(model: nn.Module, reading: Reading, device: str = "meta") -> Trace | TraceFailed:
+    """Run the model once and see what each parameter does, or why it could not be run like this."""
+    failures: list[str] = []
+    with _plain(model):
+        for arguments, keywords in _calls(model, reading, device):
+            try:
+                return _traced(model, arguments, keywords, device)
+            except Exception as error:  # whatever a model raises for inputs that it does not take
+                failures.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return TraceFailed(failures[0])
+
+
+@torch.no_grad()
+def run_once(model: nn.Module, reading: Reading) -> Tensor | None:
+    """The logits of a model with weights on a few tokens, or None where it cannot be run like this.
+
+    Not for models that are spread over devices, where every process would have to take part.
+    """
+    parameters = list(model.parameters())
+    if not parameters or any(type(p) is not nn.Parameter or p.is_meta for p in parameters):
+        return None
+    device = str(parameters[0].device)
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for arguments, keywords in _calls(model, reading, device):
+                try:
+                    output: Any = model(*arguments, **keywords)
+                except Exception:  # whatever a model raises for inputs that it does not take
+                    continue
+                named = getattr(output, "logits", None)
+                found = [named] if isinstance(named, Tensor) else tensors_in(output)
+                return next((tensor.float() for tensor in found if tensor.is_floating_point()), None)
+    finally:
+        for module in training:
+            module.training = True
+    return None
+
+
+# How the model is run
+
+
+@contextmanager
+def _plain(model: nn.Module) -> Generator[None]:
+    """The model in evaluation mode and without hooks: FSDP's would gather weights, a plan's would hide what follows."""
+    training = [module for module in model.modules() if module.training]
+    registered: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for module in model.modules():
+        inside: Any = module
+        for hooks in (inside._forward_hooks, inside._forward_pre_hooks):
+            registered.append((hooks, dict(hooks)))
+            hooks.clear()
+    model.eval()
+    try:
+        yield
+    finally:
+        for hooks, before in registered:
+            hooks.update(before)
+        for module in training:
+            module.training = True
+
+
+def _calls(model: nn.Module, reading: Reading, device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Ways to call a model, the likeliest first."""
+    said = reading.call(device)
+    if said is not None:
+        yield said
+        return
+    tokens = torch.zeros(1, _TOKENS, dtype=torch.long, device=device)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "to_dict"):
+        yield from _hugging_face_calls(model, config, tokens, device)
+    yield (tokens,), {}
+
+
+def _hugging_face_calls(
+    model: nn.Module, config: Any, tokens: Tensor, device: str
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    main = getattr(model, "main_input_name", "input_ids")
+    if main == "pixel_values":
+        vision = getattr(config, "vision_config", config)
+        size: Any = getattr(vision, "image_size", 32)
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        pixels = torch.zeros(1, getattr(vision, "num_channels", 3), height, width, device=device)
+        yield (), {"pixel_values": pixels}
+    if main == "input_features":
+        frames = 2 * getattr(config, "max_source_positions", 1500)
+        features = torch.zeros(1, getattr(config, "num_mel_bins", 80), frames, device=device)
+        yield (), {"input_features": features, "decoder_input_ids": tokens, "use_cache": False}
+    if getattr(config, "is_encoder_decoder", False):
+        yield (), {"input_ids": tokens, "decoder_input_ids": tokens, "use_cache": False}
+    if getattr(config, "vision_config", None) and getattr(config, "text_config", None):
+        vision = config.vision_config
+        size = getattr(vision, "image_size", 32)
+        if isinstance(size, int):
+            pixels = torch.zeros(1, getattr(vision, "num_channels", 3), size, size, device=device)
+            yield (), {"input_ids": tokens, "pixel_values": pixels}
+    mask = torch.ones(1, 1, _TOKENS, _TOKENS, dtype=torch.bool, device=device)
+    # A mask that is given whole keeps transformers from looking into tensors that hold nothing.
+    yield (), {"input_ids": tokens, "attention_mask": mask, "use_cache": False}
+    yield (), {"input_ids": tokens, "use_cache": False}
+
+
+def _traced(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], device: str) -> Trace:
+    following = Following(Trace(device=device))
+    used: dict[str, Tensor] = {}
+    for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+        used[name] = _stand_in(tensor, device)
+        if isinstance(tensor, nn.Parameter):
+            following.mark_parameter(used[name], bare_name(name))
+        elif tensor.numel() == 1:
+            following.mark_constant(used[name], UNSEEN if tensor.is_meta else float(tensor))
+    for value in (*arguments, *keywords.values()):
+        if isinstance(value, Tensor):
+            following.mark_input(value)
+    with ExitStack() as stack:
+        for path, module in model.named_modules():
+            bare_path = bare_name(f"{path}.").removesuffix(".")
+            stack.callback(module.register_forward_pre_hook(following.entering(bare_path)).remove)
+            stack.callback(module.register_forward_hook(following.leaving).remove)
+        stack.enter_context(torch.no_grad())
+        if device == "meta":
+            stack.enter_context(torch.device("meta"))
+            stack.enter_context(_Numbers(following))
+        else:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(following)
+        output = torch.func.functional_call(model, used, arguments, keywords)
+    following.finish(output)
+    return following.trace
+
+
+class _Numbers(TorchFunctionMode):
+    """Numbers that a forward pass makes tensors of (torch.tensor(8.0)) keep their value on the meta device too."""
+
+    def __init__(self, following: Following) -> None:
+        super().__init__()
+        self.following = following
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor) and args and isinstance(args[0], int | float):
+            self.following.mark_constant(made, float(args[0]))
+        return made
+
+
+def _stand_in(tensor: Tensor, device: str) -> Tensor:
+    """A tensor to run with in place of one of the model's, which is neither changed nor kept."""
+    if device == "meta":
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    if not tensor.is_meta:
+        return tensor.detach().to(device, copy=True)
+    if not tensor.is_floating_point():
+        return torch.ones(tensor.shape, dtype=tensor.dtype, device=device)
+    generator = torch.Generator().manual_seed(tensor.numel())
+    return (torch.rand(tensor.shape, generator=generator) + 0.5).to(device=device, dtype=tensor.dtype)

@@ -1,0 +1,249 @@
+"""Nothing stands in a recipe that nobody said: it is "not known", and asked for once, with all names together."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from transformers import GPT2Config
+
+import mupscale as mu
+from mupscale.cli import main
+from mupscale.errors import DimensionError, OptionError
+from mupscale.models import budget
+from mupscale.recipes.exports import KINDS
+from mupscale.recipes.lengths import SequenceLength, length_for
+from mupscale.recipes.shapes import shape_of
+from mupscale.reports.page.recipes import recipe_view
+from mupscale.targets import build, resolve
+from tests.planning.models import Fusable
+from tests.recipes.studies import DENSE, TINY, dense, written
+
+ALL = {"weight_decay": 0.1, "std": 0.02, "betas": (0.9, 0.95), "eps": 1e-8, "clip": 1.0, "floor": 0.0}
+NO_POSITIONS = "tests.recipes.test_told:without_positions"
+
+
+def without_positions() -> Fusable:
+    """A model whose config does not say how long a sequence may be."""
+    return Fusable(64, 8, 8, fused=False)
+
+
+def silent(folder, **tables):
+    """A study of a trainer of one's own that says its target, its losses and its tokens."""
+    target = TINY.replace("hidden_size=64", "hidden_size=32").replace("intermediate_size=96", "intermediate_size=48")
+    config = {
+        "name": "silent", "rules": ["complete-p"], "seeds": [1, 2], "space": {"lr": [2**-9, 2**-3]},
+        "search": {"method": "grid"}, "base": {"width": 16},
+        "trainer": {"command": ["train", "{lr}", "{plan}"], "target": target}, **tables,
+    }  # fmt: skip
+    trials = [
+        {"cell": "complete-p", "rule": "complete-p", "seed": seed, "params": {"lr": 2.0**x}, "steps": 200,
+         "loss": 3 + 0.04 * (x + 6) ** 2 + 0.001 * (-1) ** (x + seed), "tokens": 400_000}
+        for x in range(-9, -2) for seed in (1, 2)
+    ]  # fmt: skip
+    return written(folder, config, trials)
+
+
+class TestOwnTrainer:
+    """It printed betas 0.9, 0.999, eps 1e-08, "clipping off, as in the study" and "a cosine to zero"."""
+
+    def test_what_it_never_said_is_not_known_and_asked_for_once(self, tmp_path):
+        recipe = mu.transfer(silent(tmp_path), to=TINY, weight_decay=0.1, std=0.02)
+        assert recipe.unknown == ("betas", "eps", "clip", "floor")
+        text = recipe.to_text()
+        for wrong in ("0.999", "1e-08", "off, as in the study", "to zero"):
+            assert wrong not in text
+        for line in ("betas         not known", "eps           not known", "clipping  not known",
+                     "then a cosine whose floor is not known"):  # fmt: skip
+            assert line in text
+        asked = (
+            "betas, eps, clipping, floor of the schedule. Pass betas=…, eps=…, clip=…, floor=… (--betas …, --eps …, "
+            "--clip …, --floor …)."
+        )
+        assert " ".join(text.split()).count(asked) == 1
+        assert asked.split("(")[0] in recipe.to_markdown()
+        assert all(row.eps is None for row in recipe.rows)
+
+    def test_json_has_null(self, tmp_path):
+        content = json.loads(mu.transfer(silent(tmp_path), to=TINY, weight_decay=0.1, std=0.02).to_json())
+        assert content["not_known"] == ["betas", "eps", "clip", "floor"]
+        assert (content["base_values"]["betas"], content["base_values"]["eps"]) == (None, None)
+        assert (content["clip"], content["floor"]) == (None, None)
+        rows = recipe_view(content, "").rows
+        assert ["base ε", "not known"] in [row[:2] for row in rows]
+
+    @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "json"])
+    def test_a_file_for_a_trainer_is_refused_until_all_is_said(self, tmp_path, kind):
+        study = silent(tmp_path)
+        recipe = mu.transfer(study, to=TINY, weight_decay=0.1, std=0.02)
+        with pytest.raises(OptionError, match=r"needs numbers that are not known: betas, eps.*Pass betas=….*--betas …"):
+            recipe.export(kind)
+        json.loads(recipe.export("json"))
+        whole = mu.transfer(study, to=TINY, **ALL)
+        assert whole.unknown == ()
+        assert "(0.9, 0.95)" in whole.export(kind) or "0.95" in whole.export(kind)
+
+    def test_all_that_a_recipe_cannot_do_without_is_asked_for_together(self, tmp_path):
+        """One error at a time it was, and the rest made up."""
+        with pytest.raises(OptionError) as caught:
+            mu.transfer(silent(tmp_path), to=TINY)
+        assert str(caught.value) == (
+            "the study does not say weight decay, init std, without which there is no recipe; nor betas, eps, "
+            "clipping, floor of the schedule, which it would leave open. Pass weight_decay=…, std=…, betas=…, eps=…, "
+            "clip=…, floor=… (--weight-decay …, --std …, --betas …, --eps …, --clip …, --floor …)."
+        )
+
+    def test_what_its_study_says_is_taken(self, tmp_path):
+        tables = {
+            "optimizer": {"weight_decay": 0.2, "std": 0.03, "betas": [0.8, 0.9], "eps": 1e-9, "clip": 0.5},
+            "length": {"floor": 0.1, "batch_rule": "printed"},
+            "data": {"sequence": 16},
+        }
+        recipe = mu.transfer(silent(tmp_path, **tables), to=TINY)
+        assert recipe.unknown == ()
+        assert (recipe.told.betas, recipe.told.clip, recipe.told.floor) == ((0.8, 0.9), 0.5, 0.1)
+        assert set(recipe.told.by.values()) == {"the study"}
+        assert recipe.length.batch_rule == "printed"
+        assert "to 0.1 of the rate" in recipe.to_text()
+        assert "gradients to a norm of 0.5" in recipe.to_text()
+        assert any("sequences of 64 tokens, 4 times the most that was swept (16)" in risk for risk in recipe.risks)
+
+    def test_what_the_caller_says_counts_more(self, tmp_path):
+        study = silent(tmp_path, optimizer={"betas": [0.8, 0.9], "clip": 0.5})
+        recipe = mu.transfer(study, to=TINY, **ALL | {"clip": 0})
+        assert (recipe.betas, recipe.told.clip) == ((0.9, 0.95), 0.0)
+        lines = [" ".join(line.split()) for line in recipe.to_text().splitlines()]
+        assert "betas 0.9, 0.95 given" in lines
+        assert "clipping off" in lines
+
+    def test_the_command_line_says_it_all(self, tmp_path, capsys):
+        study = silent(tmp_path)
+        flags = ["--weight-decay", "0.1", "--std", "0.02", "--betas", "0.9,0.95", "--eps", "1e-8", "--clip", "1",
+                 "--floor", "0.1", "--sequence", "32"]  # fmt: skip
+        assert main(["transfer", str(study.folder), "--to", TINY, *flags, "--json"]) == 0
+        content = json.loads(capsys.readouterr().out)
+        assert content["not_known"] == []
+        assert content["base_values"]["betas"] == [0.9, 0.95]
+        assert (content["clip"], content["floor"], content["length"]["sequence"]) == (1.0, 0.1, 32)
+        assert main(["transfer", str(study.folder), "--to", TINY, "--betas", "0.9"]) == 2
+        assert "--betas '0.9' is not two numbers. Write it like 0.9,0.95." in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ({"betas": (0.9, 1.0)}, r"betas=\(0\.9, 1\.0\) must be two numbers"),
+            ({"betas": 0.9}, "betas=0.9 must be two numbers"),
+            ({"clip": -1}, "clip=-1 must be"),
+            ({"clip": float("inf")}, "clip=inf must be"),
+            ({"floor": 2}, "floor=2 must be a share"),
+        ],
+    )
+    def test_wrong_values_are_named(self, tmp_path, wrong, message):
+        with pytest.raises(OptionError, match=message):
+            mu.transfer(silent(tmp_path), to=TINY, **wrong)
+
+
+class TestReferenceModel:
+    """Its studies say everything, and the recipe repeats it."""
+
+    def test_nothing_is_asked_for(self, recipe):
+        assert recipe.unknown == ()
+        assert recipe.request is None
+        assert "Not known" not in recipe.to_text()
+        assert (recipe.betas, recipe.told.clip, recipe.told.floor) == ((0.9, 0.95), 0.0, 0.0)
+        assert "off, as in the study" in recipe.to_text()
+
+    def test_an_optimizer_without_betas_or_eps_has_none_and_lacks_none(self, tmp_path):
+        study = silent(tmp_path, optimizer={"name": "sgd", "multipliers": "hook"})
+        recipe = mu.transfer(study, to=TINY, weight_decay=0.0, std=0.02, clip=0, floor=0)
+        assert recipe.unknown == ()
+        assert recipe.eps is None
+        assert "eps  " not in recipe.to_text().split("Weight decay")[0]
+
+
+class TestSequence:
+    def test_is_the_targets_own_positions(self, analysis):
+        """8,192 were given to a model with 1,024 positions."""
+        gpt2 = build(GPT2Config(n_layer=2, n_embd=64, n_head=8))
+        recipe = mu.transfer(DENSE, to=gpt2, analysis=analysis)
+        assert (recipe.length.sequence, recipe.length.sequence_source) == (1024, "all positions of the target")
+        assert f"{recipe.length.batch_sequences} sequences of 1,024 (all positions of the target)" in recipe.to_text()
+
+    def test_is_the_papers_where_there_are_more(self, analysis):
+        recipe = mu.transfer(DENSE, to=TINY.replace("max_position_embeddings=64", "max_position_embeddings=40960"),
+                             analysis=analysis)  # fmt: skip
+        assert recipe.length.sequence == 8192
+        assert "the paper's; the target has 40,960 positions" in recipe.to_text()
+
+    def test_is_not_known_where_the_target_does_not_say(self, analysis):
+        assert shape_of(resolve(NO_POSITIONS).model).positions is None
+        recipe = mu.transfer(DENSE, to=NO_POSITIONS, analysis=analysis, tokens=1e9)
+        assert recipe.unknown == ("sequence",)
+        assert (recipe.length.sequence, recipe.length.batch_sequences) == (None, None)
+        rule = budget(10**9)
+        assert (recipe.length.batch_tokens, recipe.length.steps) == (rule.batch_tokens, rule.iterations)
+        assert f"{rule.batch_tokens:,} tokens; how long a sequence is, is not known" in recipe.to_text()
+        assert "sequence. Pass sequence=… (--sequence …)." in recipe.to_text()
+        recipe_view(recipe.to_dict(), "")
+        with pytest.raises(OptionError, match=r"not known: sequence\. Pass sequence=…"):
+            recipe.export("pytorch")
+        assert mu.transfer(DENSE, to=NO_POSITIONS, analysis=analysis, sequence=32).unknown == ()
+
+    def test_learned_positions_are_all_there_are(self, analysis):
+        gpt2 = build(GPT2Config(n_layer=2, n_embd=64, n_head=8))
+        with pytest.raises(DimensionError, match="sequence=2048 is longer than the 1024 positions that GPT2LMHead"):
+            mu.transfer(DENSE, to=gpt2, analysis=analysis, sequence=2048)
+        opt = "hf:opt,num_hidden_layers=1,hidden_size=64,num_attention_heads=8,ffn_dim=96,word_embed_proj_dim=64"
+        shape = shape_of(resolve(f"{opt},max_position_embeddings=512").model)
+        assert shape.learned_positions == 512  # its table has two rows more
+
+    def test_rotary_positions_beyond_the_config_are_a_risk(self, analysis):
+        recipe = mu.transfer(DENSE, to=TINY, analysis=analysis, sequence=128)
+        assert "sequences of 128 tokens are longer than the target's 64 positions" in recipe.risks
+
+    def test_a_sequence_of_nothing(self, analysis):
+        with pytest.raises(DimensionError, match="sequence=0 is not a number of tokens"):
+            mu.transfer(DENSE, to=TINY, analysis=analysis, sequence=0)
+
+
+class TestBatchRule:
+    def test_is_the_studys(self, tmp_path, analysis):
+        """A study by the printed rule got a batch half as large again, by the rule of the tables."""
+        study = dense(tmp_path, lambda trial: trial)
+        toml = (tmp_path / "study.toml").read_text()
+        assert "batch_rule" not in toml
+        swept = study.config.to_dict()
+        swept["length"] = {**swept["length"], "batch_rule": "printed"}
+        changed = dataclasses.replace(study, config=type(study.config).from_dict(swept))
+        by_table, by_print = (
+            mu.transfer(one, to="gpt:kvr_12", rule="mup", analysis=analysis, tokens=881_900_000)
+            for one in (study, changed)
+        )
+        assert (by_table.length.batch_sequences, by_print.length.batch_sequences) == (33, 22)
+        assert by_print.length.steps == budget(881_900_000, "printed").iterations
+        assert "by the rule that the study had: printed" in by_print.to_text()
+
+    def test_steps_do_not_depend_on_whether_a_sequence_is_known(self):
+        known, unknown = (length_for(10**8, 10**9, SequenceLength(size, "")) for size in (8192, None))
+        assert (known.steps, known.warmup, known.batch_tokens) == (unknown.steps, unknown.warmup, unknown.batch_tokens)
+
+
+def test_a_reading_goes_to_the_target(analysis):
+    """A role by hand is what the plan has; a model that nobody understands needs one."""
+
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = resolve(TINY).model
+            self.config = self.inner.config
+            self.odd = torch.nn.Parameter(torch.empty(64, 64, device="meta"))
+
+        def forward(self, input_ids):
+            return self.inner(input_ids)
+
+    with pytest.raises(mu.MupscaleError, match="odd"):
+        mu.transfer(DENSE, to=Odd(), analysis=analysis, sequence=32)
+    reading = mu.Reading(roles={"odd": "hidden"})
+    recipe = mu.transfer(DENSE, to=Odd(), analysis=analysis, sequence=32, reading=reading)
+    assert recipe.plan.parameters["odd"].role == "hidden"
+    assert recipe.plan.reading == reading
