@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mupscale.reading.facts import Role
 from mupscale.reading.rows import Rows, if_shaped, joined_rows, numbered, view_of
 from mupscale.reading.traces import UNKNOWN, UNSEEN, Attention, NormSeen, Part, Source, SourceKind, Trace, Use, UseKind
 
@@ -520,7 +521,7 @@ class Following(TorchDispatchMode):
             depends = self._use(a.parameter, "other") | self._use(b.parameter, "other")
             self._set(result, Tag(depends, root=self._root()))
         else:
-            self._between(a, b, result)
+            self._between(left, right, result)
 
     def _matrix(self, given: Tag, parameter: Tag, matrix: Tensor, result: Tensor, outputs: int) -> None:
         """A product x · W, or W · x: `outputs` is the axis of the result that holds what comes out of W."""
@@ -534,7 +535,7 @@ class Following(TorchDispatchMode):
         start = self._first_row(matrix, outputs)
         source = self._source(
             "matrix", parameter.parameter, given, from_input=self._is_from_input(given),
-            from_attention=from_attention, rows=None if start is None else (start, start + count),
+            from_attention=from_attention, outputs=count,
         )  # fmt: skip
         axis = -1 if out_is_last == contiguous_last else -2
         bit = self._use(parameter.parameter, "product", source=source.number, out_axis=axis)
@@ -569,20 +570,20 @@ class Following(TorchDispatchMode):
 
     # Attention
 
-    def _between(self, a: Tag, b: Tag, result: Tensor) -> None:
+    def _between(self, left: Tensor, right: Tensor, result: Tensor) -> None:
         """A product of two activations: scores, or what attention mixes by its weights."""
+        a, b = self._tag(left), self._tag(right)
         combined = replace(self._combined([a, b]), rows=None)
         if a.attention is not None and a.attention[0] == "weights":
-            self._attended(a.attention, b)
+            self._attended(a.attention, _part(b, right))
             combined = replace(combined, attention=("mixed", None, None), sources=dict.fromkeys(b.sources, UNKNOWN))
         else:
-            combined = replace(combined, attention=("scores", _part(a), _part(b)), sources={})
+            combined = replace(combined, attention=("scores", _part(a, left), _part(b, right)), sources={})
         self._set(result, combined)
 
-    def _attended(self, weights: tuple[str, Any, Any], values: Tag) -> None:
-        made = Attention(self.path[-1])
-        made.parts = {"query": weights[1], "key": weights[2], "value": _part(values)}
-        self.trace.attentions.append(made)
+    def _attended(self, weights: tuple[str, Any, Any], values: Part, shared_inside: int = 1) -> None:
+        parts: dict[Role, Part] = {"query": weights[1], "key": weights[2], "value": values}
+        self.trace.attentions.append(Attention(self.path[-1], parts, shared_inside))
 
     def _softmax(self, args: Sequence[Any], result: Any) -> None:
         tag = self._tag(args[0])
@@ -596,7 +597,9 @@ class Following(TorchDispatchMode):
 
     def _attention_kernel(self, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
         query, key, value = (self._tag(tensor) for tensor in args[:3])
-        self._attended(("weights", _part(query), _part(key)), value)
+        q, k, v = (_part(self._tag(tensor), tensor) for tensor in args[:3])
+        heads, kv_heads = (tensor.shape[-3] if tensor.ndim > 2 else 1 for tensor in args[:2])
+        self._attended(("weights", q, k), v, max(1, heads // kv_heads))
         mixed = replace(self._combined([query, key, value]), rows=None, attention=("mixed", None, None))
         for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
             self._set(one, replace(mixed, sources=dict.fromkeys(value.sources, UNKNOWN)))
@@ -631,8 +634,8 @@ class Following(TorchDispatchMode):
             self._set(result, Tag(constant=float(args[1]), root=self._root()))
 
 
-def _part(tag: Tag) -> Part:
-    return Part(frozenset(tag.sources), tag.rows)
+def _part(tag: Tag, tensor: Tensor) -> Part:
+    return Part(frozenset(tag.sources), tag.rows, tensor.numel())
 
 
 def _number(value: Any, tag: Tag) -> float | None:
