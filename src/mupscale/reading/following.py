@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -96,6 +97,7 @@ class Following(TorchDispatchMode):
         self.handlers: dict[str, Callable[..., None]] = {
             "add": self._add, "sub": self._add, "rsub": self._add, "mul": self._multiply, "div": self._multiply,
             "neg": self._negate, "embedding": self._embedding, "mm": self._product, "bmm": self._product,
+            "index": self._index, "index_select": self._index,
             "matmul": self._product, "addmm": self._biased_product, "baddbmm": self._biased_product,
             "linear": self._linear, "convolution": self._convolution, "_convolution": self._convolution,
             "_grouped_mm": self._product, "native_layer_norm": self._fused_norm, "_fused_rms_norm": self._fused_norm,
@@ -482,6 +484,19 @@ class Following(TorchDispatchMode):
         bit = self._use(parameter.parameter, "lookup", source=source.number) | source.bit
         depends = bit | self._tag(args[1]).depends
         self._set(result, Tag(depends, {source.number: parameter.scale}, root=self._root()))
+
+    def _index(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+        """table[tokens] looks up as nn.Embedding does, and so does index_select. Other indexing is not followed."""
+        table, rows = args[0], args[-1]
+        if name == "index":
+            rows = rows[0] if len(rows) == 1 else None
+        elif args[1] not in (0, -table.ndim):
+            rows = None
+        whole = isinstance(rows, Tensor) and not rows.is_floating_point() and rows.dtype != torch.bool
+        if whole and table.ndim == 2 and self._tag(table).parameter is not None:
+            self._embedding(name, (table, rows), keywords, result)
+        else:
+            self._elementwise(name, args, keywords, result)
 
     def _linear(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
         self._multiplied(args[0], args[1].mT, result, name)

@@ -263,8 +263,11 @@ class Measured:
 
     def begins_stream(self, name: str) -> bool:
         """Whether its output is where a residual stream begins: a projection of the embedding."""
-        own = {source.number for source in self._sources_of(name)}
-        return name not in self.ends and any(own & set(total) for total in self.trace.sums)
+        return name not in self.ends and any(source.number in self._summed for source in self._sources_of(name))
+
+    @cached_property
+    def _summed(self) -> frozenset[int]:
+        return frozenset(number for total in self.trace.sums for number in total)
 
     def groups(self, name: str) -> int:
         return next((use.groups for use in self.uses(name, "convolution")), 1)
