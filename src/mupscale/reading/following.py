@@ -486,14 +486,18 @@ class Following(TorchDispatchMode):
         self._set(result, Tag(depends, {source.number: parameter.scale}, root=self._root()))
 
     def _index(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
-        """table[tokens] looks up as nn.Embedding does, and so does index_select. Other indexing is not followed."""
+        """table[tokens] looks up as nn.Embedding does, and so does index_select. Other indexing is not followed.
+
+        An index that depends on a parameter is a choice that the model makes, of experts, say.
+        """
         table, rows = args[0], args[-1]
         if name == "index":
             rows = rows[0] if len(rows) == 1 else None
         elif args[1] not in (0, -table.ndim):
             rows = None
         whole = isinstance(rows, Tensor) and not rows.is_floating_point() and rows.dtype != torch.bool
-        if whole and table.ndim == 2 and self._tag(table).parameter is not None:
+        chosen = whole and bool(self._tag(rows).depends)
+        if whole and not chosen and table.ndim == 2 and self._tag(table).parameter is not None:
             self._embedding(name, (table, rows), keywords, result)
         else:
             self._elementwise(name, args, keywords, result)
