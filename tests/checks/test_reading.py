@@ -57,7 +57,7 @@ def test_the_parts_are_those_that_the_reading_says():
         if kind != "vector"
     }
     assert found == ROLES
-    assert parts["role"].count("gain") == 5
+    assert parts["role"].count("gain") == 7
     wanted = dict(zip(parts["role"], parts["wanted"], strict=True))
     sigma = 0.02 / math.sqrt(2)  # twice as wide as the base
     assert wanted["key"] == pytest.approx(sigma * (math.sqrt(16) + math.sqrt(32)), rel=1e-4)
@@ -108,8 +108,8 @@ class TestFolder:
     def test_it_goes_on_with_the_same_reading_and_not_with_another(self, tmp_path, monkeypatch):
         first = coordinate_check(build, WIDTHS, reading=SAID, folder=tmp_path, **QUICK)
         reordered = Reading(dict(reversed(SAID.roles.items())))
-        other = SAID | Reading({"storeys.*.think.epsilon.weight": "hidden"})
-        with pytest.raises(OptionError, match=r"reading.roles.storeys.*\"mlp_in\" → \"hidden\""):
+        other = SAID | Reading({"storeys.*.think.tilt": "bias"})
+        with pytest.raises(OptionError, match=r"reading.roles.storeys.*\"gain\" → \"bias\""):
             coordinate_check(build, WIDTHS, reading=other, folder=tmp_path, **QUICK)
         monkeypatch.setattr("mupscale.checks.check.run_probe", None)
         assert coordinate_check(build, WIDTHS, reading=reordered, folder=tmp_path, **QUICK).runs == first.runs

@@ -13,7 +13,7 @@ from tests.odd.copying import ROLES, copied
 
 SAID = Reading.from_dict(tomllib.loads(ROLES)["reading"])
 FLAGS = [part for pattern, role in SAID.roles.items() for part in ("--role", f"{pattern}={role}")]
-KNOB = "storeys.*.one.knob"
+KNOB = "storeys.*.think.tilt"
 STUDY = """
 name = "odd"
 seeds = [1]

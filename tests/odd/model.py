@@ -8,7 +8,7 @@ import textwrap
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+from torch.nn.functional import cross_entropy, embedding, scaled_dot_product_attention, silu
 
 import mupscale
 
@@ -21,7 +21,7 @@ class Look(nn.Module):
         self.book = nn.Parameter(torch.randn(VOCABULARY, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.book[tokens]
+        return embedding(tokens, self.book)
 
 
 class Level(nn.Module):
@@ -53,13 +53,16 @@ class Talk(nn.Module):
 
 
 class Think(nn.Module):
+    """`tilt` is a gain, but only through its exponential: neither its name nor its use shows what it is."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
+        self.tilt = nn.Parameter(torch.zeros(2 * width))
         self.epsilon = nn.Linear(width, 2 * width, bias=False)
         self.zeta = nn.Linear(2 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.zeta(silu(self.epsilon(x)))
+        return self.zeta(silu(self.epsilon(x)) * torch.exp(self.tilt))
 
 
 class Storey(nn.Module):

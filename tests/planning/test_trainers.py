@@ -185,6 +185,17 @@ def test_a_trainers_own_clipping_sees_what_was_folded_and_the_plans_does_not(tmp
     assert max(abs(a - b) for a, b in zip(folded, by_plan, strict=True)) > 1e-4
 
 
+def test_a_trainer_that_clips_before_the_plan_is_noticed_while_it_trains(tmp_path):
+    plan, model = planned(llama)
+    optimizer = AdamW(plan.param_groups(model, **TUNED))
+    plan.clip_before_step(optimizer, MAX_NORM)
+    trainer = trainer_for(model, optimizer, tmp_path, max_grad_norm=0.05)
+    with pytest.warns(UserWarning, match="their norm was 0.05 before clip_before_step"):
+        trainer.train()
+    with pytest.warns(UserWarning, match=r"the trainer clips gradients \(max_grad_norm=0\.05\)"):
+        plan.verify(trainer.optimizer, trainer=trainer)  # wrapped by accelerate by now
+
+
 # torch.compile
 
 

@@ -122,7 +122,9 @@ class TestClass:
         with pytest.warns(
             UserWarning, match=r"does not know torch\.optim\.nadam\.NAdam: whether it steps as adamw does"
         ):
-            plan.verify(optimizer)
+            found = plan.verify(optimizer)
+        assert "class" not in found.checked
+        assert found.skipped[0] == "class, since it is not known"
 
     @pytest.mark.parametrize("wrap", [LightningOptimizer, lambda inner: SimpleNamespace(optimizer=inner)])
     def test_a_wrapper_is_looked_into(self, llama, wrap):

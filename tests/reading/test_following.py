@@ -264,3 +264,42 @@ def test_a_layer_that_runs_three_times_counts_as_three():
 
     assert read(Shared(1.0, 1.0, 1.0, "number", depth=1)).depth == 3
     assert read(Scaled(1.0, 1.0, 1.0, "number", depth=3)).depth == 3
+
+
+def by_embedding(table: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.embedding(tokens, table)
+
+
+def by_index(table: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return table[tokens]
+
+
+def by_selection(table: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    return table.index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
+
+
+class LookedUp(nn.Module):
+    """A table by one of three ways to look up, and a branch behind it."""
+
+    def __init__(self, way) -> None:
+        super().__init__()
+        self.way = way
+        self.book = nn.Parameter(torch.randn(WORDS, WIDTH))
+        self.norm, self.end = Rms(WIDTH), Rms(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens):
+        x = self.way(self.book, tokens)
+        return self.out(self.end(x + self.down(gelu(self.up(self.norm(x))))))
+
+
+@pytest.mark.parametrize("way", [by_index, by_selection])
+def test_a_table_is_looked_up_however_that_is_written(way):
+    """table[tokens] was taken for the model's own input, and the first matrix behind it for an embedding."""
+    facts, same = read(LookedUp(way)), read(LookedUp(by_embedding))
+    assert {name: fact.role for name, fact in facts.parameters.items()} == {
+        name: fact.role for name, fact in same.parameters.items()
+    }
+    assert facts.parameters["book"].role == "embedding"
+    assert facts.parameters["up.weight"].role in ("hidden", "mlp_in")

@@ -73,6 +73,13 @@ def test_equal_readings_have_equal_hashes(first, second):
     assert first != second or hash(first) == hash(second)
 
 
+def test_a_role_that_one_insists_on_comes_back_too():
+    said = Reading({"*.a": "hidden!"})
+    assert Reading.from_dict(said.to_dict()) == said
+    with pytest.raises(UnknownNameError, match="Did you mean 'hidden'"):
+        Reading.from_dict({"roles": {"*.a": "hiden!"}})
+
+
 def test_what_is_empty_is_left_out():
     assert Reading().to_dict() == {}
     assert not Reading()

@@ -43,7 +43,8 @@ def study(tmp_path) -> Study:
 def test_the_proxies_have_the_sizes_that_their_roles_give(study):
     swept = swept_under(study, "gqa-mup")
     assert [(one.shape.width, one.shape.r, one.shape.d_ff) for one in swept.variants] == [(16, 2, 32), (32, 2, 64)]
-    assert swept.variants[1].shape.parameters == 2 * (2 * 32 * 32 + 2 * 16 * 32 + 2 * 32 * 64 + 2 * 32) + 32 + 256 * 32
+    block = 2 * 32 * 32 + 2 * 16 * 32 + 2 * 32 * 64 + 2 * 32 + 64
+    assert swept.variants[1].shape.parameters == 2 * block + 32 + 256 * 32
     assert swept.base == {"width": 16, "depth": 2, "r": 2, "inner": 16, "d_ff": 32}
 
 

@@ -88,15 +88,15 @@ class TestPlans:
 
     def test_another_reading_is_another_plan_and_another_trial(self) -> None:
         """Plans are kept between trials: the reading must be part of what they are found by."""
-        other = SAID | Reading({"storeys.*.think.zeta.weight": "hidden"})
+        other = SAID | Reading({"storeys.*.think.tilt": "bias"})
         roles, same = [], []
         for said in (SAID, other, SAID):
             one = config(reading=said.to_dict())
-            roles.append(plans(one)[0].parameters["storeys.0.think.zeta.weight"].role)
+            roles.append(plans(one)[0].parameters["storeys.0.think.tilt"].role)
             proposed = CellRun(one, one.cells()[0], ()).next()
             assert proposed is not None
             same.append(fingerprint(assignment(one, proposed, "folder")))
-        assert roles == ["mlp_out", "hidden", "mlp_out"]
+        assert roles == ["gain", "bias", "gain"]
         assert same[0] == same[2] != same[1]
 
 
@@ -119,7 +119,7 @@ class TestTheFileBesideTheModel:
         given, folder = config(**of_module(copied(self.folder))), self.folder / "study"
         begun = Study.create(given, folder)
         Ledger(folder / "records.jsonl", {"study": begun.config.identity()}).__exit__(None, None, None)
-        changed = ROLES.replace('"storeys.*.think.zeta.weight" = "mlp_out"', '"storeys.*.think.*" = "hidden"')
+        changed = ROLES.replace('"storeys.*.think.tilt" = "gain"', '"storeys.*.think.tilt" = "bias"')
         (self.folder / "mupscale.toml").write_text(changed)
         assert Study.create(Study.open(folder).config, folder).config.reading == SAID
         with pytest.raises(OptionError, match=r"another study \(reading.roles.storeys.*--fork"):

@@ -257,7 +257,17 @@ class Plan:
         """What another plan gives instead: settings first, then values by template."""
         settings = [
             showing.Difference("plan", name, getattr(self, name), getattr(other, name))
-            for name in ("model", "optimizer", "rule", "decay", "target", "base", "multipliers", "reference_r")
+            for name in (
+                "model",
+                "optimizer",
+                "rule",
+                "decay",
+                "target",
+                "base",
+                "multipliers",
+                "reference_r",
+                "reading",
+            )
             if getattr(self, name) != getattr(other, name)
         ]
         return showing.differences(self.parameters, other.parameters, settings)
@@ -330,7 +340,7 @@ class Plan:
         try:
             return Plan.from_json(text)
         except MupscaleError as error:
-            raise type(error)(f"{path}: {error}") from error
+            raise PlanMismatchError(f"{path}: {error}") from error
 
 
 _STRUCTURED = ("rule", "warnings", "reading", "hooks", "parameters")

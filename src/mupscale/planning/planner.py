@@ -1,8 +1,6 @@
 """`plan`: from a model and its base to a `Plan`."""
 
-import fnmatch
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -55,7 +53,7 @@ def plan(
         raise UnknownNameError("choice for multipliers", multipliers, get_args(Multipliers))
 
     def facts_of_base(other: nn.Module, like: ModelFacts | None = None) -> ModelFacts:
-        return read(other, reading=replace(reading, roles=_for(other, reading.roles)), like=like)
+        return read(other, reading=reading.fitting(_names(other)), like=like)
 
     if isinstance(base, nn.Module) and base is not model:
         # The base is small and often has weights, so it can be followed where the model itself cannot, and the reverse.
@@ -101,10 +99,8 @@ def _known(optimizer: object) -> Optimizer:
     return known
 
 
-def _for(base: nn.Module, roles: Mapping[str, str]) -> dict[str, str]:
-    """The patterns that a base has parameters for: those for a layer that it has not would raise."""
-    names = [bare_name(name) for name, _ in bare(base).named_parameters()]
-    return {pattern: role for pattern, role in roles.items() if fnmatch.filter(names, pattern)}
+def _names(base: nn.Module) -> list[str]:
+    return [bare_name(name) for name, _ in bare(base).named_parameters()]
 
 
 def _dimensions(facts: ModelFacts) -> dict[str, int]:

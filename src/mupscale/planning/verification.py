@@ -65,12 +65,16 @@ def verify(
     problems += _off_schedule(groups)
     if problems:
         raise PlanMismatchError("the optimizer does not follow the plan:\n" + "\n".join(f"  {p}" for p in problems))
-    checked, doubts = ("class", "betas", "lr", "weight_decay", "eps", "schedule"), tuple(_doubts(optimizer, groups))
+    doubts, unknown = tuple(_doubts(optimizer, groups)), _unknown_class(optimizer, groups)
+    checked = [*([] if unknown else ["class"]), "betas", "lr", "weight_decay", "eps", "schedule"]
+    skipped = ["class, since it is not known"] if unknown else []
     reason = "no model was given" if weights is None else _why_not_weights(optimizer, weights)
     if weights is None or reason:
-        return Verified(checked, (f"weights, since {reason}",), doubts)
-    _check_weights(parameters, weights)
-    return Verified((*checked, "weights"), (), doubts)
+        skipped.append(f"weights, since {reason}")
+    else:
+        _check_weights(parameters, weights)
+        checked.append("weights")
+    return Verified(tuple(checked), tuple(skipped), doubts)
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
@@ -96,10 +100,14 @@ def _doubts(optimizer: Optimizer, groups: Sequence["_Group"]) -> Iterator[str]:
     for option in ("amsgrad", "maximize"):
         if any(group.options.get(option) for group in groups):
             yield f"the optimizer has {option}=True, for which the plan's rules were not derived."
-    unknown = [group for group in groups if group.members and name_of_class(optimizer, group.options) is None]
+    unknown = _unknown_class(optimizer, groups)
     if unknown:
         planned = " and ".join(unknown[0].optimizers)
         yield f"mupscale does not know {_class(optimizer)}: whether it steps as {planned} does was not checked."
+
+
+def _unknown_class(optimizer: Optimizer, groups: Sequence["_Group"]) -> list["_Group"]:
+    return [group for group in groups if group.members and name_of_class(optimizer, group.options) is None]
 
 
 def _class(optimizer: Optimizer) -> str:

@@ -16,9 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mupscale.reading.facts import Role
 from mupscale.reading.rows import Rows, if_shaped, joined_rows, numbered, view_of
 from mupscale.reading.traces import UNKNOWN, UNSEEN, Attention, NormSeen, Part, Source, SourceKind, Trace, Use, UseKind
 
@@ -95,6 +97,7 @@ class Following(TorchDispatchMode):
         self.handlers: dict[str, Callable[..., None]] = {
             "add": self._add, "sub": self._add, "rsub": self._add, "mul": self._multiply, "div": self._multiply,
             "neg": self._negate, "embedding": self._embedding, "mm": self._product, "bmm": self._product,
+            "index": self._index, "index_select": self._index,
             "matmul": self._product, "addmm": self._biased_product, "baddbmm": self._biased_product,
             "linear": self._linear, "convolution": self._convolution, "_convolution": self._convolution,
             "_grouped_mm": self._product, "native_layer_norm": self._fused_norm, "_fused_rms_norm": self._fused_norm,
@@ -482,6 +485,23 @@ class Following(TorchDispatchMode):
         depends = bit | self._tag(args[1]).depends
         self._set(result, Tag(depends, {source.number: parameter.scale}, root=self._root()))
 
+    def _index(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+        """table[tokens] looks up as nn.Embedding does, and so does index_select. Other indexing is not followed.
+
+        An index that depends on a parameter is a choice that the model makes, of experts, say.
+        """
+        table, rows = args[0], args[-1]
+        if name == "index":
+            rows = rows[0] if len(rows) == 1 else None
+        elif args[1] not in (0, -table.ndim):
+            rows = None
+        whole = isinstance(rows, Tensor) and not rows.is_floating_point() and rows.dtype != torch.bool
+        chosen = whole and bool(self._tag(rows).depends)
+        if whole and not chosen and table.ndim == 2 and self._tag(table).parameter is not None:
+            self._embedding(name, (table, rows), keywords, result)
+        else:
+            self._elementwise(name, args, keywords, result)
+
     def _linear(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
         self._multiplied(args[0], args[1].mT, result, name)
         if len(args) > 2 and args[2] is not None:
@@ -520,7 +540,7 @@ class Following(TorchDispatchMode):
             depends = self._use(a.parameter, "other") | self._use(b.parameter, "other")
             self._set(result, Tag(depends, root=self._root()))
         else:
-            self._between(a, b, result)
+            self._between(left, right, result)
 
     def _matrix(self, given: Tag, parameter: Tag, matrix: Tensor, result: Tensor, outputs: int) -> None:
         """A product x · W, or W · x: `outputs` is the axis of the result that holds what comes out of W."""
@@ -534,7 +554,7 @@ class Following(TorchDispatchMode):
         start = self._first_row(matrix, outputs)
         source = self._source(
             "matrix", parameter.parameter, given, from_input=self._is_from_input(given),
-            from_attention=from_attention, rows=None if start is None else (start, start + count),
+            from_attention=from_attention, outputs=count,
         )  # fmt: skip
         axis = -1 if out_is_last == contiguous_last else -2
         bit = self._use(parameter.parameter, "product", source=source.number, out_axis=axis)
@@ -569,20 +589,20 @@ class Following(TorchDispatchMode):
 
     # Attention
 
-    def _between(self, a: Tag, b: Tag, result: Tensor) -> None:
+    def _between(self, left: Tensor, right: Tensor, result: Tensor) -> None:
         """A product of two activations: scores, or what attention mixes by its weights."""
+        a, b = self._tag(left), self._tag(right)
         combined = replace(self._combined([a, b]), rows=None)
         if a.attention is not None and a.attention[0] == "weights":
-            self._attended(a.attention, b)
+            self._attended(a.attention, _part(b, right))
             combined = replace(combined, attention=("mixed", None, None), sources=dict.fromkeys(b.sources, UNKNOWN))
         else:
-            combined = replace(combined, attention=("scores", _part(a), _part(b)), sources={})
+            combined = replace(combined, attention=("scores", _part(a, left), _part(b, right)), sources={})
         self._set(result, combined)
 
-    def _attended(self, weights: tuple[str, Any, Any], values: Tag) -> None:
-        made = Attention(self.path[-1])
-        made.parts = {"query": weights[1], "key": weights[2], "value": _part(values)}
-        self.trace.attentions.append(made)
+    def _attended(self, weights: tuple[str, Any, Any], values: Part, shared_inside: int = 1) -> None:
+        parts: dict[Role, Part] = {"query": weights[1], "key": weights[2], "value": values}
+        self.trace.attentions.append(Attention(self.path[-1], parts, shared_inside))
 
     def _softmax(self, args: Sequence[Any], result: Any) -> None:
         tag = self._tag(args[0])
@@ -596,7 +616,9 @@ class Following(TorchDispatchMode):
 
     def _attention_kernel(self, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
         query, key, value = (self._tag(tensor) for tensor in args[:3])
-        self._attended(("weights", _part(query), _part(key)), value)
+        q, k, v = (_part(self._tag(tensor), tensor) for tensor in args[:3])
+        heads, kv_heads = (tensor.shape[-3] if tensor.ndim > 2 else 1 for tensor in args[:2])
+        self._attended(("weights", q, k), v, max(1, heads // kv_heads))
         mixed = replace(self._combined([query, key, value]), rows=None, attention=("mixed", None, None))
         for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
             self._set(one, replace(mixed, sources=dict.fromkeys(value.sources, UNKNOWN)))
@@ -631,8 +653,8 @@ class Following(TorchDispatchMode):
             self._set(result, Tag(constant=float(args[1]), root=self._root()))
 
 
-def _part(tag: Tag) -> Part:
-    return Part(frozenset(tag.sources), tag.rows)
+def _part(tag: Tag, tensor: Tensor) -> Part:
+    return Part(frozenset(tag.sources), tag.rows, tensor.numel())
 
 
 def _number(value: Any, tag: Tag) -> float | None:

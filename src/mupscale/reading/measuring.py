@@ -84,13 +84,12 @@ class Measured:
         sources = self.trace.sources
         normed = self._normed_streams
         for total in self.trace.sums:
-            bits = {number: sources[number].bit for number in total}
+            bits = 0
+            for number in total:
+                bits |= sources[number].bit
             for number, factor in total.items():
                 source = sources[number]
-                others = 0
-                for other, bit in bits.items():
-                    others |= bit if other != number else 0
-                if not source.depends & others:
+                if not source.depends & bits & ~source.bit:
                     continue  # it is where the stream begins
                 if source.kind == "matrix" and source.parameter is not None:
                     before = found.get(source.parameter)
@@ -116,7 +115,11 @@ class Measured:
         )
 
     def _norm_of(self, source: int) -> NormSeen:
-        return next(norm for norm in self.trace.norms if norm.source == source)
+        return self._norms[source]
+
+    @cached_property
+    def _norms(self) -> Mapping[int, NormSeen]:
+        return {norm.source: norm for norm in self.trace.norms}
 
     @property
     def has_stream(self) -> bool:
@@ -199,17 +202,25 @@ class Measured:
         return found
 
     def repetitions(self, name: str) -> int | None:
-        """How many query heads share what a matrix gives as keys or values, by the rows that enter the attention."""
+        """How many query heads share what a matrix gives as keys or values: how often its rows enter the attention."""
         attention = self._places.get(name)
         if attention is None or not self.attention_roles[name] & {"key", "value"}:
             return None
-        query = _count(attention.parts["query"].rows)
+        query = self._times_used(attention.parts["query"])
         for role in ("key", "value"):
             part = attention.parts[role]
-            here = _count(part.rows) if name in self._matrices(part) else None
+            here = self._times_used(part) if name in self._matrices(part) else None
             if query and here and here % query == 0:
-                return here // query
+                return here // query * attention.shared_inside
         return None
+
+    def _times_used(self, part: Part) -> int | None:
+        """How often each row of the matrix behind queries, keys or values enters the attention."""
+        matrices = self._matrices(part)
+        if len(matrices) != 1 or len(self.attention_roles[matrices[0]]) > 1:
+            return _count(part.rows)  # a fused matrix: only some of its rows are here
+        outputs = self._sources_of(matrices[0])[0].outputs
+        return part.entries // outputs if outputs and part.entries % outputs == 0 else _count(part.rows)
 
     def blocks(self, name: str) -> tuple[Block, ...] | None:
         """The rows of queries, keys and values in a fused matrix; None where they were lost on the way."""
@@ -236,12 +247,12 @@ class Measured:
 
     def feeds_matrix(self, name: str) -> bool:
         """Whether another matrix takes what comes out of it, gated or not."""
-        own = {source.number for source in self._sources_of(name)}
-        return any(own & self._taken[source.number] for source in self.trace.sources if source.kind == "matrix")
+        return any(source.number in self._taken for source in self._sources_of(name))
 
     @cached_property
-    def _taken(self) -> Mapping[int, set[int]]:
-        return {source.number: set(source.inputs) for source in self.trace.sources}
+    def _taken(self) -> frozenset[int]:
+        """Sources that some matrix takes."""
+        return frozenset(number for one in self.trace.sources if one.kind == "matrix" for number in one.inputs)
 
     def feeds(self, name: str, other: str) -> bool:
         """Whether a matrix depends on another."""
@@ -252,8 +263,11 @@ class Measured:
 
     def begins_stream(self, name: str) -> bool:
         """Whether its output is where a residual stream begins: a projection of the embedding."""
-        own = {source.number for source in self._sources_of(name)}
-        return name not in self.ends and any(own & set(total) for total in self.trace.sums)
+        return name not in self.ends and any(source.number in self._summed for source in self._sources_of(name))
+
+    @cached_property
+    def _summed(self) -> frozenset[int]:
+        return frozenset(number for total in self.trace.sums for number in total)
 
     def groups(self, name: str) -> int:
         return next((use.groups for use in self.uses(name, "convolution")), 1)

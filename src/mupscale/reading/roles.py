@@ -94,7 +94,10 @@ class Seen:
 
     def __init__(self, measured: Measured, entries: Sequence[Entry]) -> None:
         self.measured = measured
-        self._ends = [entry for entry in entries if entry.name in measured.ends]
+        self._ends: dict[tuple[str | None, int | None], list[str]] = {}
+        for entry in entries:
+            if entry.name in measured.ends:
+                self._ends.setdefault((entry.stack, entry.block), []).append(entry.name)
         self._known: dict[str, tuple[Role | None, str]] = {}
 
     @property
@@ -191,8 +194,6 @@ class Seen:
             return None, f"multiplies; its {min(entry.shape)} outputs go into a softmax, a sigmoid or a choice"
         if not (seen.meets_nonlinearity(name) or seen.feeds_matrix(name)):
             return None, "multiplies, and where the result goes could not be followed"
-        if any(
-            end.block == entry.block and end.stack == entry.stack and seen.feeds(name, end.name) for end in self._ends
-        ):
+        if any(seen.feeds(name, end) for end in self._ends.get((entry.stack, entry.block), [])):
             return "mlp_in", "multiplies, and feeds a matrix that ends a branch"
         return "hidden", "multiplies, and feeds another matrix"

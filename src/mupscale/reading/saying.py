@@ -193,7 +193,7 @@ class Reading:
                 '"blocks.*.mixer.weight" = "hidden".'
             )
         for pattern, role in cast(Mapping[str, str], roles).items():
-            if role not in ROLES:
+            if role.removesuffix("!") not in ROLES:
                 raise UnknownNameError(f"role for {pattern} in {where}", role, ROLES)
         if not isinstance(ignore, list | tuple) or not all(isinstance(key, str) for key in cast(Sequence[Any], ignore)):
             raise OptionError(

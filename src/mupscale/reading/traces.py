@@ -39,8 +39,8 @@ class Source:
     meets_nonlinearity: bool = False
     chooses: bool = False
     """Whether it goes into a softmax, a sigmoid or a choice of the largest: a router or a gate."""
-    rows: tuple[int, int] | None = None
-    """Which outputs of the parameter it holds, where it holds a part of them."""
+    outputs: int = 0
+    """How many outputs it has."""
 
 
 @dataclass(eq=False)
@@ -80,6 +80,8 @@ class Attention:
 
     module: str
     parts: dict[Role, Part] = field(default_factory=dict[Role, "Part"])
+    shared_inside: int = 1
+    "Query heads per key/value head where the attention's own kernel repeats them."
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Part:
     sources: frozenset[int]
     rows: Rows | None
     "Row numbers of the one source, as they enter the attention; None where they were lost."
+    entries: int
+    "Numbers that enter the attention: each row as often as it is used."
 
 
 @dataclass

@@ -22,20 +22,24 @@ def name_of_class(given: object, group: Mapping[str, Any] | None = None) -> str 
     group of the object; for a class it is torch's default.
     """
     cls = given if isinstance(given, type) else type(given)
-    groups: Any = () if isinstance(given, type) else getattr(given, "param_groups", ())
-    said: Mapping[str, Any] = group if group is not None else groups[0] if groups else {}
+    options = _first_group(given) if group is None else group
     for parent in cls.__mro__:
         package = parent.__module__.partition(".")[0]
         if parent.__name__ in _HERE.get(package, ()):
-            return _MUONS.get(said.get("adjust_lr_fn")) if parent.__name__ == "Muon" else "adafactor"
+            return _MUONS.get(options.get("adjust_lr_fn")) if parent.__name__ == "Muon" else "adafactor"
         found = _ANYWHERE.fullmatch(parent.__name__)
         if found and found["what"] == "Adam":
-            return "adamw" if _decouples(given, said, package, found["how"]) else "adam"
+            return "adamw" if _decouples(given, options, package, found["how"]) else "adam"
         if found and found["what"] == "SGD":
-            return "momentum" if said.get("momentum") else "sgd"
+            return "momentum" if options.get("momentum") else "sgd"
         if found:
             return found["what"].lower()
     return None
+
+
+def _first_group(given: object) -> Mapping[str, Any]:
+    groups: Any = () if isinstance(given, type) else getattr(given, "param_groups", ())
+    return groups[0] if groups else {}
 
 
 def _decouples(given: object, group: Mapping[str, Any], package: str, how: str | None) -> bool:
