@@ -16,6 +16,7 @@ from mupscale.checks.statistics import STATISTICS, by_step, map_by_step
 from mupscale.engines import Local
 from mupscale.errors import DimensionError, OptionError
 from mupscale.theory import rule_named
+from tests.foreign.packages import whisper
 
 WORDS = 250
 HERE = Local(workers=0)
@@ -240,6 +241,49 @@ class TestStreams:
         # Branches start at zero: the stream goes through unchanged.
         assert run["maps"]["block"][0] == pytest.approx([1, 1, 1])
         assert run["maps"]["block"][1] != pytest.approx([1, 1, 1], rel=1e-6)
+
+
+class TestEncoderDecoders:
+    """Self-attention and cross-attention of a block are two maps, each from its own input to its own output."""
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_every_attention_is_a_map(self):
+        def speech(width):
+            torch.manual_seed(0)
+            return whisper(width, depth=1)
+
+        def listen(model, batch):
+            features, tokens = batch
+            logits = model(input_features=features, decoder_input_ids=tokens, use_cache=False).logits
+            return cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+        def sounds(seed):
+            generator = torch.Generator().manual_seed(seed)
+            return torch.randn(2, 8, 64, generator=generator), torch.randint(3, 200, (2, 10), generator=generator)
+
+        run = run_probe(Probe(speech, "width", 32, 32, 1, 1, rule_named("gqa-mup"), SETUP, sounds, None, listen))
+        model = speech(32)
+        plan(model, base=speech(32)).initialize_(model, std=0.02, seed=1)
+        record: dict[tuple[str, int], float] = {}
+        attentions = ("encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn")
+        for name in attentions:
+            attention = model.model.get_submodule(name)
+            attention.k_proj.register_forward_hook(sizes_into(record, name, 0))
+            attention.out_proj.register_forward_hook(sizes_into(record, name, 1))
+        with torch.no_grad():
+            listen(model.eval(), sounds(1))
+        ratios = [record[name, 1] / record[name, 0] for name in attentions]
+        assert run["maps"]["attention"][0] == pytest.approx(ratios, rel=1e-3)
+        assert len(run["maps"]["mlp"][0]) == 2
+
+
+def sizes_into(record, name, which):
+    """Root mean squares of what a module takes (0) or gives (1)."""
+
+    def hook(_, inputs, output):
+        record[name, which] = float((inputs[0], output)[which].square().mean().sqrt())
+
+    return hook
 
 
 class TestBadInput:

@@ -2,13 +2,12 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from torch import nn
 
 from mupscale.checks.tracing import Trace, rms
-from mupscale.reading import ModelFacts, Role
+from mupscale.reading import ModelFacts, ParameterFact, Role
 
 _FIRST: Mapping[str, tuple[Role, ...]] = {
     "attention": ("query", "fused_qkv", "key", "low_rank_down"),
@@ -18,6 +17,31 @@ _LAST: Mapping[str, tuple[Role, ...]] = {
     "attention": ("attention_output",),
     "mlp": ("mlp_out", "expert_out", "branch_output"),
 }
+
+
+@dataclass
+class _Maps:
+    """What takes the input of a block's attentions (or feed-forward parts), and what gives their outputs."""
+
+    inputs: list[str] = field(default_factory=list[str])
+    outputs: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
+    open: bool = False
+
+    def note(self, fact: ParameterFact, kind: str) -> None:
+        owner = fact.name.rpartition(".")[0]
+        if fact.role in _FIRST[kind]:
+            self.inputs += [] if self.open else [owner]
+            self.open = True
+        if fact.role in _LAST[kind]:
+            self.outputs.append((fact.normed_by or owner, fact.forward_multiplier))
+            self.open = False
+
+    @property
+    def ends(self) -> list[tuple[str, str, float]]:
+        """One after the other, as self-attention and cross-attention; else from the first input to the last output."""
+        if len(self.inputs) == len(self.outputs):
+            return [(first, *last) for first, last in zip(self.inputs, self.outputs, strict=True)]
+        return [(self.inputs[0], *self.outputs[-1])] if self.inputs and self.outputs else []
 
 
 @dataclass(frozen=True)
@@ -33,29 +57,18 @@ class Places:
 
     @staticmethod
     def of(facts: ModelFacts, modules: Mapping[str, nn.Module]) -> "Places":
-        blocks: dict[str, dict[str, Any]] = {}
+        blocks: dict[str, dict[str, _Maps]] = {}
         for name, fact in facts.parameters.items():
             if "*" not in fact.template:
                 continue
             inside = fact.template.index("*")
             block = name[:inside] + name[inside:].partition(".")[0]
-            found = blocks.setdefault(block, {})
-            owner = name.rpartition(".")[0]
-            for kind in ("attention", "mlp"):
-                if fact.role in _FIRST[kind]:
-                    found.setdefault(f"{kind} in", owner)
-                if fact.role in _LAST[kind]:
-                    found[f"{kind} out"] = (fact.normed_by or owner, fact.forward_multiplier)
-        ends = {
-            kind: [
-                (block[f"{kind} in"], *block[f"{kind} out"])
-                for block in blocks.values()
-                if f"{kind} in" in block and f"{kind} out" in block
-            ]
-            for kind in ("attention", "mlp")
-        }
+            found = blocks.setdefault(block, {kind: _Maps() for kind in _FIRST})
+            for kind, maps in found.items():
+                maps.note(fact, kind)
+        ends = {kind: [end for found in blocks.values() for end in found[kind].ends] for kind in _FIRST}
         # A numbered module that ends no branch, such as a table of values for each layer, is no block.
-        real = [block for block, found in blocks.items() if "attention out" in found or "mlp out" in found]
+        real = [block for block, found in blocks.items() if any(maps.outputs for maps in found.values())]
         listed = [block for block in real if isinstance(modules.get(block), nn.ModuleList | nn.ModuleDict)]
         norms = _norms_on_stream(facts, listed) if len(listed) == len(real) else []
         return Places(ends, [] if listed else [block for block in real if block in modules], norms)
