@@ -238,21 +238,19 @@ class Measured:
     def takes_attention(self, name: str) -> bool:
         return any(source.from_attention for source in self._sources_of(name))
 
-    def meets_nonlinearity(self, name: str) -> bool:
-        return any(source.meets_nonlinearity for source in self._sources_of(name))
-
     def chooses(self, name: str) -> bool:
         """Whether its output is a choice: of experts, or of how far a gate opens."""
         return any(source.chooses for source in self._sources_of(name))
 
     def feeds_matrix(self, name: str) -> bool:
-        """Whether another matrix takes what comes out of it, gated or not."""
+        """Whether another matrix takes what comes out of it, gated or through a nonlinearity."""
         return any(source.number in self._taken for source in self._sources_of(name))
 
     @cached_property
     def _taken(self) -> frozenset[int]:
         """Sources that some matrix takes."""
-        return frozenset(number for one in self.trace.sources if one.kind == "matrix" for number in one.inputs)
+        matrices = [source for source in self.trace.sources if source.kind == "matrix"]
+        return frozenset(number for one in matrices for number in (*one.inputs, *one.through))
 
     def feeds(self, name: str, other: str) -> bool:
         """Whether a matrix depends on another."""
