@@ -268,10 +268,12 @@ def _x_decoder(n: float, L: float) -> Table:
 
 
 def _x_decoder_tied(n: float, L: float) -> Table:
+    """Logits are multiplied by width^-0.5 already."""
     return _x_layers(n, L) | {
         "token_emb.emb.weight": embedding(n),
         "attn_layers.layers.*.ff.0.proj.weight": hidden(n, L=L),
-        "attn_layers.final_norm.g": vector(n).times(1 / n),
+        "attn_layers.layers.*.ff.0.proj.bias": vector(n, L),
+        "attn_layers.final_norm.g": vector(n).times(n**-0.5),
     }
 
 
@@ -345,15 +347,28 @@ def _timm_convnext(n: float, L: float) -> Table:
 
 
 def _dit(n: float, L: float) -> Table:
+    """Times and classes shift, scale and gate what happens inside of the branches."""
     return {
         "pos_embed.proj.weight": embedding(n),
-        "*.timestep_embedder.linear_1.weight": embedding(n),
-        "*.embedding_table.weight": embedding(n),
+        "pos_embed.proj.bias": vector(n),
+        "transformer_blocks.*.timestep_embedder.linear_1.weight": embedding(n, L),
+        "transformer_blocks.*.embedding_table.weight": embedding(n, L),
+        "transformer_blocks.*.attn1.to_out.0.weight": ends_branch(n, L=L),
+        "transformer_blocks.*.attn1.to_out.0.bias": vector(n, L).times(1 / L),
+        "transformer_blocks.*.ff.net.2.weight": ends_branch(n, L=L),
+        "transformer_blocks.*.ff.net.2.bias": vector(n, L).times(1 / L),
+        "transformer_blocks.*.weight": hidden(n, L=L),
+        "transformer_blocks.*.bias": vector(n, L),
+        "proj_out_1.weight": hidden(n),
+        "proj_out_1.bias": vector(n),
         "proj_out_2.weight": readout(n),
         "proj_out_2.bias": fixed_vector(),
-        "*.weight": hidden(n),
-        "*.bias": vector(n),
     }
+
+
+def _lora(n: float, L: float) -> Table:
+    """Everything else is frozen. A reads features, B a fixed rank: rates of 1/n and 1 (LoRA+, Hayou et al. 2024)."""
+    return {"*.lora_A.default.weight": hidden(n, L=L), "*.lora_B.default.weight": hidden(1, n, L)}
 
 
 def _litgpt(n: float, L: float) -> Table:
@@ -500,7 +515,7 @@ CASES = {
             },
         ),
         Case(
-            "timm's ConvNeXt", packages.timm_convnext, _timm_convnext, inputs=(torch.randn(2, 3, 32, 32),),
+            "timm's ConvNeXt", packages.timm_convnext, _timm_convnext, inputs=(_IMAGES,),
             deepens=False,
             roles={
                 "stem.0.weight": "embedding",
@@ -511,7 +526,7 @@ CASES = {
             },
         ),
         Case(
-            "diffusers' DiT", packages.dit, _dit, deepens=False,
+            "diffusers' DiT", packages.dit, _dit,
             inputs={
                 "hidden_states": torch.randn(2, 4, 8, 8),
                 "timestep": torch.tensor([3, 4]),
@@ -533,6 +548,7 @@ CASES = {
                 "proj_out_2.weight": "readout",
             },
         ),
+        Case("peft's LoRA", packages.lora, _lora, deepens=False),
         Case(
             "litgpt", copies.litgpt, _litgpt, roles={"*.mlp.fc_?.weight": "mlp_in"},
             fused="transformer.h.*.attn.qkv.weight",

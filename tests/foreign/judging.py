@@ -33,9 +33,20 @@ def faults(case: Case, target: Mapping[str, int], base: Mapping[str, int]) -> li
     wanted = without_hooked(case, plan, wanted_numbers(case, model, target, base))
     found = differences(numbers_of(plan, model), wanted)
     found += rows_at_fault(case, plan, target, base)
+    found += [
+        f"{hook.module}: its {hook.where} is multiplied by {hook.factor:.6g}, must be left alone"
+        for hook in plan.hooks
+        if not hook.rows and not case.tied
+    ]
     before = {name: tensor.detach().clone() for name, tensor in tensors_of(model)}
     plan.initialize_(model, std=STD, seed=0)
     return found + list(starts_at_fault(case, plan, before, dict(tensors_of(model)), wanted))
+
+
+def count_numbers(case: Case, target: Mapping[str, int], base: Mapping[str, int]) -> int:
+    """How many numbers `faults` compares: factors of each parameter, and what it starts as."""
+    wanted = wanted_numbers(case, case.model(**target), target, base).values()
+    return sum(4 if numbers.std is None else 5 for numbers in wanted)
 
 
 def wanted_numbers(

@@ -223,8 +223,9 @@ def timm_resnet(width: int, depth: int) -> nn.Module:
 
 
 def timm_convnext(width: int, depth: int) -> nn.Module:
+    """`depth` blocks in each of four stages, the last three on 2 × 2 places of an image of 16 × 16."""
     return timm_models().convnext.ConvNeXt(
-        num_classes=10, depths=(depth,) * 4, dims=(width, width, 2 * width, 2 * width)
+        num_classes=10, depths=(depth,) * 4, dims=(width, width, 2 * width, 2 * width), output_stride=8
     )
 
 

@@ -586,20 +586,21 @@ def test_a_readout_by_the_embeddings_own_weight_is_a_tied_one():
 
 
 def test_x_transformers_tie_is_functional_too():
+    """It multiplies such logits by width^-0.5 itself: half of 1/n is left to the final norm."""
     from x_transformers import Decoder as Layers
     from x_transformers import TransformerWrapper
 
     def build(width):
-        layers = Layers(dim=width, depth=2, heads=width // 32, attn_dim_head=32, rotary_pos_emb=True)
+        layers = Layers(dim=width, depth=2, heads=width // 16, attn_dim_head=16, rotary_pos_emb=True)
         return TransformerWrapper(num_tokens=WORDS, max_seq_len=32, attn_layers=layers, tie_embedding=True)
 
     model, base = build(128), build(32)
     plan = planned_with_fewest_roles(model, base, X_ROLES)
     found = numbers_of(plan, model)
-    wanted = {"token_emb.emb.weight": embedding(4), "attn_layers.final_norm.gamma": vector(4).times(1 / 4)}
+    wanted = {"token_emb.emb.weight": embedding(4), "attn_layers.final_norm.gamma": vector(4).times(1 / 2)}
     assert differences({name: found[name] for name in wanted}, wanted) == []
     made(plan, model)
-    assert gain_of(model.attn_layers.final_norm, 128) == pytest.approx(1 / 4, rel=1e-5)
+    assert gain_of(model.attn_layers.final_norm, 128) == pytest.approx(1 / 2, rel=1e-5)
 
 
 # 8. Depth

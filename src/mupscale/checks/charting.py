@@ -39,7 +39,8 @@ def curves(result: CheckResult, statistic: str) -> list[Curve]:
 
 
 def _curve(role: str, x: int, by_seed: Sequence[Sequence[float]], result: CheckResult) -> Curve:
-    logs = np.log(np.array(by_seed))
+    shared = min(map(len, by_seed))  # what starts to move later in some run is shown from then on
+    logs = np.log(np.array([values[-shared:] for values in by_seed]))
     reach = t_quantile(len(logs) - 1, result.criteria.confidence, 1) * logs.std(axis=0, ddof=1) / math.sqrt(len(logs))
     mean = logs.mean(axis=0)
     low, centre, high = (tuple(np.exp(line).tolist()) for line in (mean - reach, mean, mean + reach))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.checks.judging import Criteria, Finding, coherences, findings
-from mupscale.checks.probe import Build, Loss, Planner, Probe, Setup, run_probe
+from mupscale.checks.probe import Build, Loss, Making, Planner, Probe, Setup, run_probe
 from mupscale.checks.result import CheckResult
 from mupscale.checks.statistics import MAPS, Quantity, Run
 from mupscale.data.corpus import Tokens
@@ -35,7 +35,7 @@ def coordinate_check(
     rule: str | Rule = "gqa-mup",
     seeds: int | Sequence[int] = 5,
     steps: int = 4,
-    data: str | Tokens = "python-stdlib",
+    data: str | Tokens | Making = "python-stdlib",
     setup: Setup = Setup(),  # noqa: B008
     base: int | None = None,
     planner: Planner | None = None,
@@ -53,10 +53,12 @@ def coordinate_check(
     vary     {"n_kv_heads": [12, 6, 4, 3, 2, 1]}, or width or depth, by any of the names that configs use
     rule     the rule of the plan; `planner(model, base)` makes a plan of your own instead
     seeds    how many, or which; at least two
-    data     a corpus by name, as for training, or an array of tokens
+    data     a corpus by name, as for training; an array of tokens; or, with a loss of your own, a function of the
+             seed that makes a batch of any kind: images and labels, say
     setup    optimizer, base rate, batch and so on
     base     the value that counts as tuned; the least width, a depth of 1, or the most key/value heads, unless given
-    loss     loss(model, batch), for a model that does not give logits of the next token
+    loss     loss(model, batch), for a model that does not give logits of the next token; the batch is what `data`
+             makes, or (inputs, targets) of tokens
     reading  what the model cannot say by itself: roles, ignored keys, inputs (default: of a `Family`, the
              mupscale.toml beside its model; with a planner, what the planner says)
     engine   where the runs are carried out; local processes, one a core, unless given
@@ -76,6 +78,8 @@ def coordinate_check(
     chosen = _seeds(seeds)
     if steps < 1:
         raise DimensionError(f"steps={steps} leaves no update to measure. Take at least 1.")
+    if callable(data) and loss is None:
+        raise OptionError("data is a function that makes batches of your own. Give loss= too: what to do with them.")
     rule = rule_named(rule) if isinstance(rule, str) else rule
     tuned = _base(name, values) if base is None else base
     said = _said(build, reading)
@@ -194,9 +198,11 @@ def _warnings(runs: Sequence[Run], quantity: Quantity) -> list[str]:
     return found
 
 
-def _described(data: str | Tokens) -> str:
+def _described(data: str | Tokens | Making) -> str:
     if isinstance(data, str):
         return data
+    if callable(data):
+        return _identity(data)
     return f"array of {len(data)} tokens, {hashlib.sha256(data.tobytes()).hexdigest()[:12]}"
 
 

@@ -17,8 +17,9 @@ from mupscale.reading import ModelFacts, ParameterFact, Role
 from mupscale.theory import Residual, Rule, Sizes, Unit, Vector, estimates, formulas, optimizer_named
 
 Kind = Literal["matrix", "table", "vector"]
-_TABLES: tuple[Role, ...] = ("embedding", "position")
-_VECTORS: tuple[Role, ...] = ("gain", "bias", "depthwise", "frozen")
+_TABLES: tuple[Role, ...] = ("embedding", "position", "depthwise")
+"""A row of n_out numbers for each of a fixed number of inputs: tokens, places, pixels of a patch, taps of a filter."""
+_VECTORS: tuple[Role, ...] = ("gain", "bias", "frozen")
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,14 @@ class Part:
         return self.name.rpartition(".")[0]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """(…, n_out, n_in): this part of a parameter, in the order of a linear layer, without the multiplier."""
+        """(…, n_out, n_in): this part of a parameter, in the order of a linear layer, without the multiplier.
+
+        Of a table it is (n_in, n_out): its rows.
+        """
         if self.kind == "vector":
             return tensor
+        if self.kind == "table":
+            return tensor.movedim(self.out_axis, -1).reshape(-1, self.n_out)
         if self.kernel:  # a convolution is a matrix of outputs × (inputs × places)
             return tensor.movedim(self.out_axis, 0).flatten(1)
         rows = self.outputs(tensor, self.out_axis)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from mupscale.checks.norming import SHOWN, Sizes, WarmNorms
 from mupscale.checks.parts import Base, Part, parts_of
@@ -18,7 +19,7 @@ from mupscale.data import Batch, Batches, open_corpus
 from mupscale.data.corpus import Tokens
 from mupscale.errors import DimensionError, NonFiniteError, OptionError, UnknownNameError
 from mupscale.planning import Plan, plan
-from mupscale.reading import ModelFacts, Reading, read
+from mupscale.reading import ModelFacts, ParameterFact, Reading, read
 from mupscale.reading.structure import bare
 from mupscale.theory import Rule, optimizer_named, rule_named
 from mupscale.training.config import RUNNABLE, Optimizing
@@ -26,7 +27,10 @@ from mupscale.training.preparation import optimizers
 
 Build = Callable[..., nn.Module]
 Planner = Callable[[nn.Module, nn.Module], Plan]
-Loss = Callable[[nn.Module, Batch], Tensor]
+Loss = Callable[[nn.Module, Any], Tensor]
+"""Of a model and a batch: a `Batch` of tokens, or what the caller's own function of the seed makes."""
+Making = Callable[[int], Any]
+"""A batch for each seed, of whatever kind the loss takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +86,7 @@ class Probe:
     steps: int
     rule: Rule
     setup: Setup
-    data: str | Tokens
+    data: str | Tokens | Making
     planner: Planner | None = None
     loss: Loss | None = None
     reading: Reading = field(default_factory=Reading)
@@ -131,19 +135,36 @@ def _device(name: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
-def _batch(probe: Probe, facts: ModelFacts) -> Batch:
+def _batch(probe: Probe, facts: ModelFacts) -> Any:
+    """What the loss takes, on the device: of the caller's own making, or tokens that the model knows."""
+    made = probe.data(probe.seed) if callable(probe.data) else _tokens(probe, probe.data, facts)
+    device = _device(probe.setup.device)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), made)
+
+
+def _tokens(probe: Probe, data: str | Tokens, facts: ModelFacts) -> Batch:
     setup = probe.setup
-    data = open_corpus(probe.data, tokenizer=setup.tokenizer) if isinstance(probe.data, str) else probe.data
-    batch = Batches(data, batch=setup.batch, sequence=setup.sequence, seed=probe.seed).at(0)
-    vocabulary = min(fact.fan_in for fact in facts.parameters.values() if fact.role == "embedding")
-    largest = int(max(tokens.max() for tokens in batch))
-    if largest >= vocabulary:
+    source = open_corpus(data, tokenizer=setup.tokenizer) if isinstance(data, str) else data
+    batch = Batches(source, batch=setup.batch, sequence=setup.sequence, seed=probe.seed).at(0)
+    tables = [fact.fan_in for fact in facts.parameters.values() if fact.role == "embedding" and _is_table(fact)]
+    if not tables and probe.loss is None:
+        raise OptionError(
+            "the model has no token embedding, and a check trains on tokens unless told otherwise. Give data=, a "
+            "function of the seed that makes a batch, and loss=, a function of the model and that batch."
+        )
+    # The largest table holds the tokens. A small one beside it (the segments of BERT) is for something else.
+    vocabulary, largest = max(tables, default=None), int(max(tokens.max() for tokens in batch))
+    if vocabulary is not None and largest >= vocabulary:
         raise DimensionError(
             f"the data hold the token {largest}, and the model has a vocabulary of {vocabulary}. Build it with a "
             "larger one, or choose another tokenizer."
         )
-    device = _device(setup.device)
-    return Batch(batch.inputs.to(device), batch.targets.to(device))
+    return batch
+
+
+def _is_table(fact: ParameterFact) -> bool:
+    """Whether an embedding has a row for each input, as one that is looked up: a projection of patches has not."""
+    return not fact.kernel and fact.out_axis == len(fact.shape) - 1
 
 
 def cross_entropy_of(model: nn.Module, batch: Batch) -> Tensor:
@@ -156,7 +177,7 @@ def cross_entropy_of(model: nn.Module, batch: Batch) -> Tensor:
 class _Measuring:
     """The steps of a probe, and what was seen at each."""
 
-    def __init__(self, probe: Probe, model: nn.Module, facts: ModelFacts, parts: Sequence[Part], batch: Batch) -> None:
+    def __init__(self, probe: Probe, model: nn.Module, facts: ModelFacts, parts: Sequence[Part], batch: Any) -> None:
         self.probe, self.model, self.facts, self.batch = probe, model, facts, batch
         self.tensors: dict[str, Tensor] = dict(bare(model).named_parameters())
         self.parts = [part for part in parts if self.tensors[part.name].requires_grad]
@@ -164,6 +185,8 @@ class _Measuring:
         self.places = Places.of(facts, self.modules)
         self.single = _single(self.parts, self.modules)
         self.paths = dict.fromkeys([*self.single, *self.places.paths])
+        # Only of a language model's own batch is it known how many tokens there are.
+        self.tokens: int | None = batch.inputs.numel() if probe.loss is None else None
         self.rows: dict[str, Tensor] = {}
         self.scratch: dict[torch.Size, Tensor] = {}
         self.losses: list[float] = []
@@ -192,7 +215,7 @@ class _Measuring:
         return {part.name: self.tensors[part.name].detach().clone() for part in self.parts}
 
     def _forward(self, step: int, *, backward: bool) -> Trace:
-        with tracing(self.modules, self.paths, self.batch.inputs.numel()) as trace, torch.set_grad_enabled(backward):
+        with tracing(self.modules, self.paths, self.tokens) as trace, torch.set_grad_enabled(backward):
             loss = (self.probe.loss or cross_entropy_of)(self.model, self.batch)
         self._note_loss(loss, step)
         for name, values in self.places.measured(trace).items():
@@ -236,10 +259,13 @@ class _Measuring:
             if part.kind == "matrix":
                 one = norms.of(key, part.of(tensor))
             else:  # over the rows in use of a row's length, or over the entries
-                size = rms(tensor) if part.kind == "vector" else rms(tensor[self.rows[part.name]]) * part.n_out**0.5
+                size = rms(tensor) if part.kind == "vector" else self._row_length(part, tensor)
                 one = Sizes(size, size)
             found.append(Sizes(one.spectral * part.multiplier, one.frobenius * part.multiplier))
         return found
+
+    def _row_length(self, part: Part, tensor: Tensor) -> float:
+        return rms(part.of(tensor)[self.rows[part.name]]) * part.n_out**0.5
 
     def _note(self, name: str, sizes: Sequence[Sizes]) -> None:
         self.series.setdefault(name, []).append([_short(size.spectral) for size in sizes])
@@ -259,12 +285,12 @@ class _Measuring:
         path, after = part.module, self.tensors[part.name].detach()
         if part.kind == "vector" or path not in self.single or after.ndim > 2:
             return {}
-        if path not in now.outputs or path not in earlier.outputs:
+        if not now.comparable(earlier, path):
             return {}
         h = part.outputs(now.outputs[path], 1)
         found = {"h": rms(h), "dh": rms(h - part.outputs(earlier.outputs[path], 1))}
         if part.kind == "table" or path not in now.inputs or now.inputs[path].shape[1] != part.n_in:
-            return found
+            return found  # what a table takes in are tokens, which are not recorded
         x = earlier.inputs[path]
         W, dW = part.of(after).to(x.dtype), part.of(after - before).to(x.dtype)
         found["dw_x"] = rms(x @ dW.mT) * part.hooked
@@ -291,6 +317,10 @@ class _Measuring:
         }  # fmt: skip
 
 
+_EXPERTS = ("expert_in", "expert_out")
+"""Which tokens reach them changes from step to step, so that activations of two steps are not of the same tokens."""
+
+
 def _single(parts: Sequence[Part], modules: Mapping[str, nn.Module]) -> list[str]:
     """Modules that are one matrix: what comes out of them is that matrix's output.
 
@@ -298,18 +328,22 @@ def _single(parts: Sequence[Part], modules: Mapping[str, nn.Module]) -> list[str
     """
     owners: dict[str, set[str]] = {}
     for part in parts:
-        if part.kind != "vector":
+        if part.kind != "vector" and part.role not in _EXPERTS:
             owners.setdefault(part.module, set()).add(part.name)
     return [path for path, names in owners.items() if len(names) == 1 and not list(modules[path].children())]
 
 
 def _rows_in_use(parts: Sequence[Part], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of each table, the rows that this batch looks up: the others do not move."""
+    """Of each table, the rows that this batch looks up: the others do not move.
+
+    All of them where none has a gradient yet, as behind a gate that starts at zero.
+    """
     found: dict[str, Tensor] = {}
-    for part in parts:
-        gradient = tensors[part.name].grad
-        if part.kind == "table" and gradient is not None:
-            found[part.name] = gradient.abs().amax(dim=1).nonzero().flatten()
+    for part in (part for part in parts if part.kind == "table"):
+        tensor = tensors[part.name]
+        gradient = part.of(tensor if tensor.grad is None else tensor.grad).detach()
+        used = gradient.abs().amax(dim=1).nonzero().flatten() if tensor.grad is not None else gradient.new_empty(0)
+        found[part.name] = used if len(used) else torch.arange(len(gradient), device=tensor.device)
     return found
 
 

@@ -68,8 +68,11 @@ def _one(_: PartView) -> float:
 
 
 def update_scale(part: PartView) -> float:
-    """What an update must keep up with: the initial norm; for a thin readout the spectral target √(n_out/n_in)."""
-    return math.sqrt(part.n_out / part.n_in) if part.role in THIN else part.start
+    """What an update must keep up with: the initial norm; for a thin readout the spectral target √(n_out/n_in).
+
+    What starts at zero has no initial norm: there it is the one that theory asks for.
+    """
+    return math.sqrt(part.n_out / part.n_in) if part.role in THIN else part.start or part.wanted
 
 
 def _predicted_scale(part: PartView) -> float:
@@ -208,10 +211,21 @@ def roles(run: Run, statistic: Statistic) -> list[str]:
 
 
 def by_step(run: Run, statistic: Statistic, role: str) -> list[float]:
-    """The geometric mean over layers at each step."""
+    """The geometric mean over layers at each step, from the first at which all that move are moving.
+
+    Behind a projection that starts at zero there is no gradient at first: those steps say nothing.
+    """
     columns = [list(statistic.measured(part)) for part in parts(run, statistic, role)]
-    columns = [column for column in columns if all(column)]
-    return np.exp(np.mean(np.log(np.array(columns, dtype=float)), axis=0)).tolist() if columns else []
+    began = [(_still(column), column) for column in columns]
+    moving = [(still, column) for still, column in began if all(column[still:]) and still < len(column)]
+    first = max((still for still, _ in moving), default=0)
+    logs = [np.log(np.array(column[first:], dtype=float)) for _, column in moving]
+    return np.exp(np.mean(logs, axis=0)).tolist() if logs else []
+
+
+def _still(column: Sequence[float | None]) -> int:
+    """How many of the first steps did not move it."""
+    return next((k for k, value in enumerate(column) if value), len(column))
 
 
 def predicted(run: Run, statistic: Statistic, role: str) -> float | None:
@@ -224,6 +238,7 @@ def predicted(run: Run, statistic: Statistic, role: str) -> float | None:
 def map_by_step(run: Run, name: str) -> list[float]:
     """The geometric mean over blocks at each step, the first of which is the start; of the stream, its growth."""
     rows = run["maps"].get(name, [])
+    rows = rows[next((k for k, row in enumerate(rows) if all(row)), len(rows)) :]  # branches may start at zero
     if not all(value for row in rows for value in row):  # a branch that gives nothing
         return []
     if name == "stream":

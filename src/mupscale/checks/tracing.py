@@ -18,11 +18,21 @@ class Trace:
 
     inputs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     outputs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    last: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Outputs of the last call of a module, where the others are of the first."""
+
+    def comparable(self, earlier: "Trace", path: str) -> bool:
+        """Whether a module gave as much in both passes, so that its outputs can be subtracted."""
+        now, then = self.outputs.get(path), earlier.outputs.get(path)
+        return now is not None and then is not None and now.shape == then.shape
 
 
 @contextmanager
-def tracing(modules: Mapping[str, nn.Module], paths: Iterable[str], tokens: int) -> Generator[Trace]:
-    """Record the modules at `paths` while they are called for a batch of that many tokens; the model is unchanged."""
+def tracing(modules: Mapping[str, nn.Module], paths: Iterable[str], tokens: int | None) -> Generator[Trace]:
+    """Record the modules at `paths` while they are called for a batch; the model is unchanged.
+
+    Where it is known how many tokens the batch has, what is called with another number is left out.
+    """
     trace = Trace()
     with ExitStack() as hooks:
         for path in paths:
@@ -34,7 +44,7 @@ def tracing(modules: Mapping[str, nn.Module], paths: Iterable[str], tokens: int)
         yield trace
 
 
-def _input_recorder(trace: Trace, path: str, tokens: int) -> Any:
+def _input_recorder(trace: Trace, path: str, tokens: int | None) -> Any:
     def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         given = next((value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None)
         _keep(trace.inputs, path, _sample(given, tokens))
@@ -42,10 +52,12 @@ def _input_recorder(trace: Trace, path: str, tokens: int) -> Any:
     return hook
 
 
-def _output_recorder(trace: Trace, path: str, tokens: int) -> Any:
+def _output_recorder(trace: Trace, path: str, tokens: int | None) -> Any:
     def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        made = output[0] if isinstance(output, tuple) and output else output
-        _keep(trace.outputs, path, _sample(made, tokens))
+        made = _sample(output[0] if isinstance(output, tuple) and output else output, tokens)
+        _keep(trace.outputs, path, made)
+        if made is not None:
+            trace.last[path] = made
 
     return hook
 
@@ -56,14 +68,15 @@ def _keep(kept: dict[str, Tensor], path: str, sampled: Tensor | None) -> None:
         kept[path] = sampled
 
 
-def _sample(tensor: Any, tokens: int) -> Tensor | None:
+def _sample(tensor: Any, tokens: int | None) -> Tensor | None:
     """Some tokens of a batch of vectors; None for anything else, such as the tokens that reach one expert."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim < 2:
         return None
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
-    if len(rows) != tokens:
+    count = len(rows)
+    if count == 0 or (tokens is not None and count != tokens):
         return None
-    every = torch.linspace(0, tokens - 1, min(TOKENS, tokens), device=rows.device).round().long()
+    every = torch.linspace(0, count - 1, min(TOKENS, count), device=rows.device).round().long()
     return rows[every].float() if rows.dtype in (torch.float16, torch.bfloat16) else rows[every]
 
 
