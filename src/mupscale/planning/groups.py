@@ -160,8 +160,8 @@ def _layout(parameter: PlannedParameter) -> dict[str, Any]:
 def _refuse_kernel(parameter: PlannedParameter) -> None:
     if parameter.kernel:
         raise NotExactError(
-            f"{parameter.name} is the kernel of a convolution, {parameter.shape}, which {parameter.optimizer} would take "
-            "for a stack of matrices. Train models with convolutions with adamw."
+            f"{parameter.name} is the kernel of a convolution, {parameter.shape}, which {parameter.optimizer} would "
+            "take for a stack of matrices. Train models with convolutions with adamw."
         )
 
 
