@@ -129,7 +129,8 @@ class Following(TorchDispatchMode):
         self._set(tensor, Tag(constant=value, root=self._root()))
 
     def mark_input(self, tensor: Tensor) -> None:
-        self._set(tensor, Tag(is_input=True, root=self._root()))
+        # Tokens and masks only look up and choose; what is made of them is not the input any more.
+        self._set(tensor, Tag(is_input=tensor.is_floating_point(), root=self._root()))
 
     def finish(self, output: Any) -> None:
         """The outputs: the logits where the model names them, otherwise the first tensor of real numbers."""

@@ -95,13 +95,21 @@ class Measured:
                     before = found.get(source.parameter)
                     if before is None or not math.isfinite(before.factor):
                         found[source.parameter] = End(factor, None, number in normed)
-                elif source.kind == "norm":
+                elif source.kind == "norm" and not self._is_stream(self._norm_of(number).inputs):
                     norm = self._norm_of(number)
                     for inner in norm.inputs:
                         matrix = sources[inner]
                         if matrix.kind == "matrix" and matrix.parameter is not None:
                             found[matrix.parameter] = End(factor, norm)
         return found
+
+    def _is_stream(self, total: Mapping[int, float]) -> bool:
+        """Whether a sum holds something beside what it was made of: a branch's output beside its input."""
+        several = [self.trace.sources[number] for number in total]
+        bits = 0
+        for source in several:
+            bits |= source.bit
+        return any(source.depends & bits & ~source.bit for source in several)
 
     @cached_property
     def _normed_streams(self) -> frozenset[int]:
