@@ -4,8 +4,9 @@
 
 Each repeat is a process of its own. Beside the plan it measures what else such a model takes in that process: building
 it on the meta device, and `mup.set_base_shapes` with `MuAdamW`, which want a base of the same depth and are told to
-overlook that the readout is a plain linear layer. Planning includes reading both models. Memory is the growth of the
-peak since `import transformers`.
+overlook that the readout is a plain linear layer. Planning includes reading both models, and so a forward pass of each
+on the meta device, followed operation by operation: that pass is measured once more by itself, and so is one of a small
+copy with weights on the CPU. Memory is the growth of the peak since `import transformers`.
 """
 
 import json
@@ -39,6 +40,8 @@ BASE = TARGET | {
     "intermediate_size": 6656,
 }
 
+SMALL = BASE | {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 416, "vocab_size": 1024}
+
 STAGES = {
     "transformers": "import transformers and its Llama",
     "build": "build the 405B model on meta",
@@ -46,6 +49,8 @@ STAGES = {
     "mupscale": "import mupscale.planning",
     "plan": "mupscale.plan",
     "groups": "plan.param_groups",
+    "follow": "of the plan: one pass of the 405B followed on meta",
+    "copy": "one pass of a small copy followed on the CPU",
     "mup": "mup: set_base_shapes, MuAdamW",
 }
 
@@ -77,6 +82,10 @@ def one_process() -> None:
     planning = stages.run("mupscale", import_planning)
     plan = stages.run("plan", lambda: planning.plan(model, base=base))
     groups = stages.run("groups", lambda: plan.param_groups(model, lr=1e-3, weight_decay=0.1))
+    running, reading = import_running()
+    stages.run("follow", lambda: running.trace(model, reading, "meta"))
+    small = llama(SMALL, "cpu")
+    stages.run("copy", lambda: running.trace(small, reading, "cpu"))
     import mup
 
     same_depth = llama(BASE | {"num_hidden_layers": TARGET["num_hidden_layers"]})
@@ -100,11 +109,17 @@ def import_planning() -> Any:
     return mupscale.planning
 
 
-def llama(dimensions: dict[str, int]) -> Any:
+def import_running() -> tuple[Any, Any]:
+    from mupscale.reading import Reading, running
+
+    return running, Reading()
+
+
+def llama(dimensions: dict[str, int], device: str = "meta") -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    with torch.device("meta"):
+    with torch.device(device):
         return LlamaForCausalLM(LlamaConfig(**dimensions))
 
 

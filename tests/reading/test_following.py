@@ -303,3 +303,51 @@ def test_a_table_is_looked_up_however_that_is_written(way):
     }
     assert facts.parameters["book"].role == "embedding"
     assert facts.parameters["up.weight"].role in ("hidden", "mlp_in")
+
+
+class Conditioned(nn.Module):
+    """A block as in diffusion transformers: a vector from outside shifts, scales and gates what the branches take."""
+
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__()
+        self.inward, self.last = nn.Linear(5, WIDTH), nn.LayerNorm(WIDTH, elementwise_affine=False)
+        self.blocks = nn.ModuleList(nn.Module() for _ in range(depth))
+        for block in self.blocks:
+            block.six = nn.Linear(3, 3 * WIDTH)
+            block.n, block.up = nn.LayerNorm(WIDTH, elementwise_affine=False), nn.Linear(WIDTH, 32)
+            block.m, block.back = nn.LayerNorm(WIDTH, elementwise_affine=False), nn.Linear(32, WIDTH)
+            block.more, block.less = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.out = nn.Linear(WIDTH, 5)
+
+    def forward(self, x, told):
+        x = self.inward(x)
+        for block in self.blocks:
+            shift, scale, gate = block.six(gelu(told))[:, None].chunk(3, dim=-1)
+            x = x + gate * block.back(gelu(block.up(block.n(x) * (1 + scale) + shift)))
+            x = x + gate * block.less(gelu(block.more(block.m(x) * (1 + scale) + shift)))
+        return self.out(self.last(x))
+
+
+def test_a_norm_of_the_stream_is_no_post_norm_whatever_shifts_it():
+    inputs = (torch.randn(2, 3, 5), torch.randn(2, 3))
+    facts = read(Conditioned(), inputs=inputs).parameters
+    ends = {name for name, fact in facts.items() if fact.output and name.endswith("weight")}
+    assert ends == {f"blocks.{k}.{name}.weight" for k in range(2) for name in ("back", "less")}
+    assert not any(fact.normed_by for fact in facts.values())
+    assert facts["inward.weight"].role == "embedding"
+
+
+def test_what_tokens_choose_is_not_the_models_input():
+    class Pooled(Scaled):
+        def __init__(self):
+            super().__init__(1.0, 1.0, 1.0, "number")
+            self.projection = nn.Linear(WIDTH, WIDTH, bias=False)
+
+        def forward(self, tokens):
+            x = self.tok(tokens)
+            for block in self.blocks:
+                x = x + block["back"](gelu(block["up"](block["n"](x))))
+            pooled = self.last(x)[torch.arange(x.shape[0]), tokens.argmax(-1)]
+            return self.out(gelu(self.projection(pooled)))
+
+    assert read(Pooled()).parameters["projection.weight"].role == "hidden"

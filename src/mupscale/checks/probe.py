@@ -106,7 +106,7 @@ class Probe:
 
 def run_probe(probe: Probe) -> dict[str, Any]:
     """Take the steps and measure. Plain values only: this is a line of a ledger."""
-    model, base = _materialized(probe.model(probe.value), probe), probe.model(probe.base)
+    model, base = probe.model(probe.value), probe.model(probe.base)
     planned = probe.planner or (lambda model, base: probe.plan(model, base, probe.rule, probe.reading))
     made = planned(model, base)
     # A planner may say roles itself: what is measured must be what it planned.
@@ -114,6 +114,7 @@ def run_probe(probe: Probe) -> dict[str, Any]:
     ideal = rule_named("gqa-mup").but(depth=made.rule.depth)
     right = made if probe.planner is None and probe.rule == ideal else probe.plan(model, base, ideal, reading)
     facts = read(model, reading=reading)
+    model = _materialized(model, probe)  # after it was read: memory that was only set aside holds no model's numbers
     made.initialize_(model, std=probe.setup.std, seed=probe.seed)
     model.to(_device(probe.setup.device)).eval()  # without dropout: two passes over a batch differ by the step alone
     parts = parts_of(facts, made, right, Base(lr=probe.setup.lr, std=probe.setup.std))

@@ -44,6 +44,7 @@ class Assignment:
         self.facts, self.base = with_fixed_norms(self.facts, self.base)
         self._refuse_unseen_branches()
         self._refuse_unseen_constants()
+        self._refuse_mixed_zeros()
         for norm, factor in self._norms_without_gain().items():
             self._add_hook(Hook(norm, "output", factor))
         self.facts, self.base = _branches_end_in_norms(self.facts), _branches_end_in_norms(self.base)
@@ -72,6 +73,20 @@ class Assignment:
                     f"the forward pass multiplies what comes out of {unseen[0]} by a constant (a buffer, it seems), "
                     "whose value the meta device does not have, and which may change with the width. Build the model "
                     "with weights on the CPU if it is small, or write the constant as a number in the model's code."
+                )
+
+    def _refuse_mixed_zeros(self) -> None:
+        """Weights that are zero in some layers alone: most likely memory that was set aside and never filled."""
+        kinds: dict[str, dict[str, ParameterFact]] = {}
+        for fact in self.facts.parameters.values():
+            if fact.made in ("constant", "drawn") and fact.role not in NOT_DRAWN and fact.start in (0.0, None):
+                kinds.setdefault(fact.template, {}).setdefault(fact.made, fact)
+        for template, several in kinds.items():
+            if len(several) > 1:
+                raise UnreadableModelError(
+                    f"{template}: {several['constant'].name} is constant and {several['drawn'].name} is not. If the "
+                    "model was materialized with to_empty, its numbers mean nothing: plan it on the meta device first, "
+                    "then materialize it. Otherwise give both the same start."
                 )
 
     def _unit(self, fact: ParameterFact) -> Unit:

@@ -148,12 +148,21 @@ def _layout(parameter: PlannedParameter) -> dict[str, Any]:
     """How `mupscale.optim.Muon` is to step a tensor that holds several matrices."""
     if not optimizer_named(parameter.optimizer).whole_matrix:
         return {}
+    _refuse_kernel(parameter)
     decay = parameter.weight_decay
     blocks = tuple(
         (block.slices, block.lr / parameter.lr, block.weight_decay / decay if decay else 1.0)
         for block in parameter.rows
     )
     return _adjustment(parameter) | {"out_axis": parameter.out_axis, "blocks": blocks or None}
+
+
+def _refuse_kernel(parameter: PlannedParameter) -> None:
+    if parameter.kernel:
+        raise NotExactError(
+            f"{parameter.name} is the kernel of a convolution, {parameter.shape}, which {parameter.optimizer} would "
+            "take for a stack of matrices. Train models with convolutions with adamw."
+        )
 
 
 def _adjustment(parameter: PlannedParameter) -> dict[str, Any]:
@@ -165,6 +174,7 @@ def _plain(parameter: PlannedParameter) -> dict[str, Any]:
     """What torch's own optimizers need, which step whole tensors; where that would be wrong, an error."""
     if not optimizer_named(parameter.optimizer).whole_matrix:
         return {}
+    _refuse_kernel(parameter)
     problem = (
         "fuses q, k and v, which need different rates" if len({block.lr for block in parameter.rows}) > 1
         else "stacks several matrices" if len(parameter.shape) > 2

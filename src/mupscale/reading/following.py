@@ -129,7 +129,8 @@ class Following(TorchDispatchMode):
         self._set(tensor, Tag(constant=value, root=self._root()))
 
     def mark_input(self, tensor: Tensor) -> None:
-        self._set(tensor, Tag(is_input=True, root=self._root()))
+        # Tokens and masks only look up and choose; what is made of them is not the input any more.
+        self._set(tensor, Tag(is_input=tensor.is_floating_point(), root=self._root()))
 
     def finish(self, output: Any) -> None:
         """The outputs: the logits where the model names them, otherwise the first tensor of real numbers."""
@@ -416,7 +417,6 @@ class Following(TorchDispatchMode):
         bit = self._use(tag.parameter, "other") if tag.parameter else 0
         combined = self._combined([tag])
         nonlinear = replace(combined, sources={}, through=tag.through | frozenset(tag.sources), squared=tag.root)
-        self._mark_nonlinear(tag)
         self._set(result, replace(nonlinear, depends=tag.depends | bit))
 
     def _statistic(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
@@ -554,7 +554,7 @@ class Following(TorchDispatchMode):
         start = self._first_row(matrix, outputs)
         source = self._source(
             "matrix", parameter.parameter, given, from_input=self._is_from_input(given),
-            from_attention=from_attention, outputs=count,
+            from_attention=from_attention, outputs=count, through=given.through,
         )  # fmt: skip
         axis = -1 if out_is_last == contiguous_last else -2
         bit = self._use(parameter.parameter, "product", source=source.number, out_axis=axis)
@@ -577,7 +577,9 @@ class Following(TorchDispatchMode):
             self._elementwise(name, args, keywords, result)
             return
         self._note_sum(given)
-        source = self._source("matrix", parameter.parameter, given, from_input=self._is_from_input(given))
+        source = self._source(
+            "matrix", parameter.parameter, given, from_input=self._is_from_input(given), through=given.through
+        )
         bit = self._use(
             parameter.parameter, "convolution", source=source.number, out_axis=1 if args[6] else 0,
             groups=int(args[8]) if len(args) > 8 else 1,
@@ -595,7 +597,9 @@ class Following(TorchDispatchMode):
         combined = replace(self._combined([a, b]), rows=None)
         if a.attention is not None and a.attention[0] == "weights":
             self._attended(a.attention, _part(b, right))
-            combined = replace(combined, attention=("mixed", None, None), sources=dict.fromkeys(b.sources, UNKNOWN))
+            combined = replace(
+                combined, attention=("mixed", None, None), sources=dict.fromkeys(b.sources, UNKNOWN), through=b.through
+            )
         else:
             combined = replace(combined, attention=("scores", _part(a, left), _part(b, right)), sources={})
         self._set(result, combined)
@@ -625,17 +629,16 @@ class Following(TorchDispatchMode):
 
     # The rest
 
-    def _mark_nonlinear(self, tag: Tag, *, chooses: bool = False) -> None:
+    def _mark_choosing(self, tag: Tag) -> None:
         for number in tag.sources:
-            source = self.trace.sources[number]
-            source.meets_nonlinearity = True
-            source.chooses = source.chooses or chooses
+            self.trace.sources[number].chooses = True
 
     def _nonlinear(self, args: Sequence[Any], result: Any, *, chooses: bool = False) -> None:
         tag = self._tag(args[0])
         if tag is _NOTHING:
             return
-        self._mark_nonlinear(tag, chooses=chooses)
+        if chooses:
+            self._mark_choosing(tag)
         bit = self._use(tag.parameter, "other") if tag.parameter else 0
         attention = tag.attention if tag.attention is None or tag.attention[0] != "mixed" else None
         made = Tag(

@@ -95,13 +95,21 @@ class Measured:
                     before = found.get(source.parameter)
                     if before is None or not math.isfinite(before.factor):
                         found[source.parameter] = End(factor, None, number in normed)
-                elif source.kind == "norm":
+                elif source.kind == "norm" and not self._is_stream(self._norm_of(number).inputs):
                     norm = self._norm_of(number)
                     for inner in norm.inputs:
                         matrix = sources[inner]
                         if matrix.kind == "matrix" and matrix.parameter is not None:
                             found[matrix.parameter] = End(factor, norm)
         return found
+
+    def _is_stream(self, total: Mapping[int, float]) -> bool:
+        """Whether a sum holds something beside what it was made of: a branch's output beside its input."""
+        several = [self.trace.sources[number] for number in total]
+        bits = 0
+        for source in several:
+            bits |= source.bit
+        return any(source.depends & bits & ~source.bit for source in several)
 
     @cached_property
     def _normed_streams(self) -> frozenset[int]:
@@ -238,21 +246,19 @@ class Measured:
     def takes_attention(self, name: str) -> bool:
         return any(source.from_attention for source in self._sources_of(name))
 
-    def meets_nonlinearity(self, name: str) -> bool:
-        return any(source.meets_nonlinearity for source in self._sources_of(name))
-
     def chooses(self, name: str) -> bool:
         """Whether its output is a choice: of experts, or of how far a gate opens."""
         return any(source.chooses for source in self._sources_of(name))
 
     def feeds_matrix(self, name: str) -> bool:
-        """Whether another matrix takes what comes out of it, gated or not."""
+        """Whether another matrix takes what comes out of it, gated or through a nonlinearity."""
         return any(source.number in self._taken for source in self._sources_of(name))
 
     @cached_property
     def _taken(self) -> frozenset[int]:
         """Sources that some matrix takes."""
-        return frozenset(number for one in self.trace.sources if one.kind == "matrix" for number in one.inputs)
+        matrices = [source for source in self.trace.sources if source.kind == "matrix"]
+        return frozenset(number for one in matrices for number in (*one.inputs, *one.through))
 
     def feeds(self, name: str, other: str) -> bool:
         """Whether a matrix depends on another."""

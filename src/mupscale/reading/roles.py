@@ -192,7 +192,7 @@ class Seen:
         seen, name = self.measured, entry.name
         if seen.chooses(name):
             return None, f"multiplies; its {min(entry.shape)} outputs go into a softmax, a sigmoid or a choice"
-        if not (seen.meets_nonlinearity(name) or seen.feeds_matrix(name)):
+        if not seen.feeds_matrix(name):
             return None, "multiplies, and where the result goes could not be followed"
         if any(seen.feeds(name, end) for end in self._ends.get((entry.stack, entry.block), [])):
             return "mlp_in", "multiplies, and feeds a matrix that ends a branch"

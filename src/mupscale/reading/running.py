@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -36,7 +38,7 @@ def follow(model: nn.Module, reading: Reading) -> Trace | TraceFailed:
 def trace(model: nn.Module, reading: Reading, device: str = "meta") -> Trace | TraceFailed:
     """Run the model once and see what each parameter does, or why it could not be run like this."""
     failures: list[str] = []
-    with _plain(model):
+    with _plain(model), _quiet():
         for arguments, keywords in _calls(model, reading, device):
             try:
                 return _traced(model, arguments, keywords, device)
@@ -58,7 +60,7 @@ def run_once(model: nn.Module, reading: Reading) -> Tensor | None:
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _quiet():
             for arguments, keywords in _calls(model, reading, device):
                 try:
                     output: Any = model(*arguments, **keywords)
@@ -94,6 +96,19 @@ def _plain(model: nn.Module) -> Generator[None]:
             hooks.update(before)
         for module in training:
             module.training = True
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """What a model would log or warn about is for its users' runs, not for this one."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _calls(model: nn.Module, reading: Reading, device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:

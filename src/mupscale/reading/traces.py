@@ -36,9 +36,10 @@ class Source:
     """Whether it acts on the model's own input: a patch embedding."""
     from_attention: bool = False
     """Whether it takes what attention mixed."""
-    meets_nonlinearity: bool = False
     chooses: bool = False
     """Whether it goes into a softmax, a sigmoid or a choice of the largest: a router or a gate."""
+    through: frozenset[int] = frozenset()
+    """Sources that its input comes from through a nonlinearity, entry by entry."""
     outputs: int = 0
     """How many outputs it has."""
 
