@@ -1,6 +1,6 @@
 """`plan`: from a model and its base to a `Plan`."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import get_args
 
 import torch
@@ -9,8 +9,9 @@ from torch import nn
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.planning.assignment import Assignment, Choices
 from mupscale.planning.base import Base, base_facts
+from mupscale.planning.cautions import cautions
 from mupscale.planning.plan import Plan
-from mupscale.planning.values import Multipliers, PlannedParameter
+from mupscale.planning.values import Multipliers
 from mupscale.reading import Inputs, ModelFacts, Reading, read
 from mupscale.reading.structure import bare, bare_name, class_of
 from mupscale.theory import DECAYS, Decay, Optimizer, Rule, optimizer_named, rule_named
@@ -78,7 +79,7 @@ def plan(
         hooks=tuple(assignment.hooks),
         final_norm=facts.final_gain.rpartition(".")[0] if facts.final_gain else None,
         reference_r=reference_r,
-        warnings=tuple(_warnings(facts, low, choices, parameters)),
+        warnings=tuple(cautions(facts, low, choices, parameters)),
         reading=reading,
     )
 
@@ -105,79 +106,5 @@ def _names(base: nn.Module) -> list[str]:
 
 def _dimensions(facts: ModelFacts) -> dict[str, int]:
     numbers = {"width": facts.width, "depth": facts.depth, "heads": facts.heads, "kv_heads": facts.kv_heads,
-               "head_dim": facts.head_dim, "r": _repetitions(facts)}  # fmt: skip
+               "head_dim": facts.head_dim, "r": facts.repetitions}  # fmt: skip
     return {name: value for name, value in numbers.items() if value is not None}
-
-
-def _repetitions(facts: ModelFacts) -> int:
-    return max((f.repetitions for f in facts.parameters.values()), default=1)
-
-
-def _few(templates: Sequence[str]) -> str:
-    names = list(dict.fromkeys(templates))
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _warnings(
-    facts: ModelFacts, base: ModelFacts, choices: Choices, parameters: Mapping[str, PlannedParameter]
-) -> list[str]:
-    found: list[str] = []
-    r, base_r = _repetitions(facts), _repetitions(base)
-    if facts.kv_heads and facts.kv_heads == base.kv_heads and facts.width != base.width and r != base_r:
-        found.append(
-            f"the number of key/value heads stays at {facts.kv_heads} while the width grows {base.width} → "
-            f"{facts.width}, so r grows with it ({base_r} → {r}). Transfer across r is the least tested part of the "
-            "rule: a base with the same r is safer."
-        )
-    elif r != base_r:
-        why = (
-            f"{choices.rule.name} gives keys and values no rate of their own"
-            if choices.rule.kv_factor == "hidden"
-            else "the rates of keys and values rest on "
-            + ("what was measured on another model" if choices.rule.because else "a young rule")
-        )
-        found.append(f"r differs ({base_r} → {r}): {why}. A base with the same r is safer.")
-    if (
-        facts.head_dim
-        and base.head_dim
-        and facts.head_dim != base.head_dim
-        and "attention_multiplier" not in facts.settings
-    ):
-        found.append(
-            f"head_dim differs ({base.head_dim} → {facts.head_dim}) and attention scores are divided by √head_dim: "
-            "their size changes with training at another rate. Keep head_dim, or scale scores by 1/head_dim."
-        )
-    if facts.tied_readout:
-        found.append(
-            "the readout is tied to the embedding: they share one rate, and the readout's factor is in the final norm"
-            + ("." if facts.final_gain and facts.followed else " or, here, in a hook.")
-        )
-    left: dict[str, list[str]] = {}
-    for p in parameters.values():
-        if p.kept or (not p.drawn and p.start is None):
-            left.setdefault(p.kept or "no constant", []).append(p.template)
-    for why, templates in left.items():
-        found.append(f"initialize_ leaves {_few(templates)} as the model made them ({why}).")
-    if not facts.followed:
-        found.append(
-            f"no forward pass could be followed ({facts.not_followed}): every role rests on names and shapes alone. "
-            "Pass inputs=(…) or inputs={…}, or check the plan with a coordinate check."
-        )
-    if (
-        facts.depth != base.depth
-        and choices.rule.depth != "none"
-        and any(f.post_norm for f in facts.parameters.values())
-    ):
-        found.append(
-            f"the residual stream is normalized after each sum (post-LN), and the depth differs ({base.depth} → "
-            f"{facts.depth}): what {choices.rule.depth} on the branches does there is not derived. Keep the depth of "
-            "the base, or check with a coordinate check over depth."
-        )
-    if (choices.decay == "l2") != (choices.optimizer.decay == "l2"):
-        found.append(
-            f"the plan is for {choices.decay} decay; torch's {choices.optimizer} decays by {choices.optimizer.decay}."
-        )
-    beyond = dict.fromkeys(p.role for p in parameters.values() if p.standing == "extrapolated")
-    if beyond:
-        found.append(f"{', '.join(beyond)}: extrapolated beyond the paper. Check them with a coordinate check.")
-    return found
