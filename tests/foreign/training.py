@@ -111,7 +111,7 @@ def denoised(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> 
     return mse_loss(made[:, : noise.shape[1]], noise)
 
 
-_OTHER = {
+OTHER = {
     "t5": Training(loss=translated),
     "whisper": Training(Speech(), heard),
     "clip": Training(Captions(), paired),
@@ -126,4 +126,4 @@ _OTHER = {
 
 def training(name: str) -> Training:
     """Of the case of this name."""
-    return _OTHER.get(name, Training())
+    return OTHER.get(name, Training())
