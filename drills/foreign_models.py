@@ -29,6 +29,7 @@ from mupscale.engines import Local  # noqa: E402
 from mupscale.errors import MupscaleError  # noqa: E402
 from tests.foreign.cases import CASES, TORCHTITAN, Case  # noqa: E402
 from tests.foreign.judging import count_numbers, faults, planned  # noqa: E402
+from tests.foreign.packages import HEAD  # noqa: E402
 from tests.foreign.training import training  # noqa: E402
 
 BASE, TARGET = {"width": 32, "depth": 2}, {"width": 128, "depth": 2}
@@ -40,29 +41,40 @@ NUMBERS: Mapping[str, tuple[Mapping[str, int], Mapping[str, int]]] = {
 }
 """Target and base of the plans whose numbers are compared."""
 
-SHAPE = {"width": 192, "depth": 2}
+SHAPES: Mapping[str, Mapping[str, int]] = {
+    "width": {"depth": 2},
+    "depth": {"width": 96},
+    "r": {"width": 192, "depth": 2},
+}
+"""What is not varied in a check."""
 VALUES: Mapping[str, Mapping[str, Sequence[int]]] = {
     "width": {"width": (96, 192, 384)},
     "depth": {"depth": (2, 4, 8)},
     "r": {"n_kv_heads": (12, 6, 3)},
 }
-NARROW = {"timm's ResNet": (32, 64, 128), "timm's ConvNeXt": (48, 96, 192)}
-"""Widths of what would take long: channels are multiplied by 9 places, or run through four stages."""
+NARROW = {"timm's ResNet": (32, 64, 128)}
+"""Widths of what would take long: its fans are 9 times as large."""
+KNOWN = {
+    (name, "depth"): "x0_lambdas adds a tenth of the first stream in every block, at any depth; the plan warns of it"
+    for name in ("nanochat", "nanochat, no value tables")
+}
+"""Checks that must fail, with the reason: the stream grows with the depth by a constant of the model's own."""
 SETUP = Setup(batch=4, sequence=128)
 STEPS = 2
 SEEDS = (3, 6, 12)
 SEEDS_OF_SP = (3,)
-COLUMNS = (27, 12, 7, 13, 19, 19, 19, 0)
+COLUMNS = (27, 12, 7, 11, 24, 24, 24, 0)
 
 
 @dataclass(frozen=True)
 class Building:
-    """Builds a case's model at the size of the drill, but for what is varied."""
+    """Builds a case's model at the sizes of a check."""
 
     name: str
+    quantity: str
 
     def __call__(self, **varied: int) -> nn.Module:
-        return _case(self.name).model(**(SHAPE | varied))
+        return _case(self.name).model(**SHAPES[self.quantity], **varied)
 
 
 @dataclass(frozen=True)
@@ -85,15 +97,20 @@ class Row:
     def faults(self) -> Iterator[str]:
         yield from self.wrong
         for name, result in self.checks.items():
-            if result.verdict == "fail":
+            known = (self.case.name, name) in KNOWN
+            if result.verdict == "fail" and not known:
                 yield f"the check over {name} fails: {_worst(result)}"
+            if result.verdict != "fail" and known:
+                yield f"the check over {name} must fail: {KNOWN[self.case.name, name]}"
         if self.sp.verdict != "fail":
             yield f"the check does not fail with standard parametrization: {_worst(self.sp)}"
 
     def remarks(self) -> Iterator[str]:
         for name, result in self.checks.items():
             if result.verdict == "inconclusive":
-                yield f"over {name}: {_worst(result)}"
+                yield f"inconclusive over {name}: {_worst(result)}"
+            if (self.case.name, name) in KNOWN:
+                yield f"over {name}: {_worst(result)}. {KNOWN[self.case.name, name]}"
 
 
 def _case(name: str) -> Case:
@@ -144,8 +161,8 @@ def check(case: Case, quantity: str, rule: str, reading: Reading, folder: Path) 
     result: CheckResult | None = None
     for seeds in SEEDS_OF_SP if rule == "sp" else SEEDS:
         result = coordinate_check(
-            Building(case.name), {name: values}, rule=rule, seeds=seeds, steps=STEPS, setup=SETUP, data=how.data,
-            loss=how.loss, reading=reading, engine=Local(workers=0), folder=place,
+            Building(case.name, quantity), {name: values}, rule=rule, seeds=seeds, steps=STEPS, setup=SETUP,
+            data=how.data, loss=how.loss, reading=reading, engine=Local(workers=0), folder=place,
         )  # fmt: skip
         if result.verdict != "inconclusive" or result.unjudged:
             break
@@ -154,7 +171,7 @@ def check(case: Case, quantity: str, rule: str, reading: Reading, folder: Path) 
 
 
 def judged(case: Case, folder: Path) -> Row:
-    plan, said = planned(case, case.model(**SHAPE), case.model(**SHAPE))
+    plan, said = planned(case, case.model(**TARGET), case.model(**BASE))
     total, wrong = numbers(case)
     checks = {name: check(case, name, "gqa-mup", plan.reading, folder) for name in _quantities(case)}
     sp = check(case, "width", "sp", plan.reading, folder)
@@ -176,9 +193,9 @@ def main() -> int:
     torch.set_num_threads(1)
     names = sys.argv[1:] or [*CASES, TORCHTITAN.name]
     began, wrong = time.perf_counter(), 0
-    print(f"widths {VALUES['width']['width']}, depths {VALUES['depth']['depth']}, key/value heads "
-          f"{VALUES['r']['n_kv_heads']} of {SHAPE['width'] // 16}; AdamW, lr {SETUP.lr:.3g}, {STEPS} steps; flat is "
-          "within ±0.1\n")  # fmt: skip
+    widths, depths, heads = (", ".join(map(str, *values.values())) for values in VALUES.values())
+    print(f"widths {widths}; depths {depths}; key/value heads {heads} of {SHAPES['r']['width'] // HEAD}")
+    print(f"AdamW, lr {SETUP.lr:.3g}, {STEPS} steps; flat is within ±0.1\n")
     print(line(["model", "parameters", "roles", "numbers", "over width", "over depth", "over r", "SP over width"]))
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -196,7 +213,7 @@ def main() -> int:
             for fault in found:
                 print(f"  WRONG: {fault}", flush=True)
             for remark in row.remarks():
-                print(f"  inconclusive {remark}", flush=True)
+                print(f"  {remark}", flush=True)
     print(f"\n{wrong} faults ({time.perf_counter() - began:.0f} s)")
     return 1 if wrong else 0
 

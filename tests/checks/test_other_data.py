@@ -308,6 +308,41 @@ class Segments(nn.Module):
         return self.head(self.norm(self.words(tokens) + self.segments(torch.zeros_like(tokens))))
 
 
+class Bottleneck(nn.Module):
+    """A branch through four features at any width, as an adapter has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(WORDS, width), nn.LayerNorm(width)
+        self.down, self.up = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
+        self.head = nn.Linear(width, WORDS, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens)
+        return self.head(self.norm(x + self.up(gelu(self.down(self.norm(x))))))
+
+
+def test_a_side_that_does_not_grow_is_measured_against_the_spectral_target():
+    """The initial norm of 4 × n stays, the target √(4/n) falls: a right update falls with it, by n^-0.5."""
+
+    def bottleneck(width):
+        torch.manual_seed(0)
+        return Bottleneck(width)
+
+    result = coordinate_check(
+        bottleneck, {"width": [64, 128, 256]}, seeds=3, steps=2, setup=Setup(batch=2, sequence=64), engine=HERE
+    )
+    for role in ("mlp_in", "branch_output"):
+        one = result.finding("update", role)
+        assert one.label == "‖ΔW‖/√(n_out/n_in)"
+        assert one.predicted == pytest.approx(0, abs=1e-3)
+        assert one.flatness.slope.value == pytest.approx(0, abs=0.1)
+        assert result.finding("update", "embedding").label == "‖ΔW‖/‖W0‖"
+    step = result.finding("step", "mlp_in").flatness.slope.value
+    weight = result.finding("weight", "mlp_in").flatness.slope.value
+    assert step - weight == pytest.approx(-0.5, abs=0.15)
+
+
 def test_the_largest_table_is_the_vocabulary():
     def segments(width):
         return Segments(width)

@@ -98,7 +98,7 @@ def _curves(
             yield "map", MAPS[name], name, measured, predicted, quantity == "depth"
     for name, statistic in STATISTICS.items():
         for role in table.roles(statistic):
-            yield name, statistic.label_for(role), role, *_of_role(statistic, role), name in judged
+            yield name, statistic.label_for(table.runs[0], role), role, *_of_role(statistic, role), name in judged
 
 
 def _of_map(name: str) -> tuple[Measured, Predicted]:
@@ -127,10 +127,10 @@ class Table:
     """Runs by seed and by the value of the varied quantity, in rising order."""
 
     def __init__(self, runs: Sequence[Run], quantity: Quantity) -> None:
-        self.runs = runs
+        self.runs = statistics.with_thin(runs, quantity)
         self.x = sorted({run[quantity] for run in runs})
         self.seeds = sorted({run["seed"] for run in runs})
-        self._runs: Mapping[tuple[int, float], Run] = {(run["seed"], run[quantity]): run for run in runs}
+        self._runs: Mapping[tuple[int, float], Run] = {(run["seed"], run[quantity]): run for run in self.runs}
 
     def at(self, x: float, seed: int | None = None) -> Run:
         return self._runs[self.seeds[0] if seed is None else seed, x]

@@ -70,7 +70,7 @@ class Places:
         # A numbered module that ends no branch, such as a table of values for each layer, is no block.
         real = [block for block, found in blocks.items() if any(maps.outputs for maps in found.values())]
         listed = [block for block in real if isinstance(modules.get(block), nn.ModuleList | nn.ModuleDict)]
-        norms = _norms_on_stream(facts, listed) if len(listed) == len(real) else []
+        norms = _norms_on_stream(facts, listed) if listed and len(listed) == len(real) else []
         return Places(ends, [] if listed else [block for block in real if block in modules], norms)
 
     @property

@@ -310,7 +310,8 @@ class _Measuring:
         # Of the matrices themselves: a model without a config has r, too.
         r = max((fact.repetitions for fact in self.facts.parameters.values()), default=1)
         dimensions = {"r": r, "width": self.facts.width, "depth": self.facts.depth}
-        beta = float(made.rule.beta(self.facts.depth)) if made.rule.depth != "none" else 1.0
+        depth = max(self.facts.depth, 1)  # a model without blocks has no branches to scale
+        beta = float(made.rule.beta(depth)) if made.rule.depth != "none" else 1.0
         return {
             "value": self.probe.value, "seed": self.probe.seed, **dimensions, "beta": _short(beta),
             "tied": self.facts.tied_readout,

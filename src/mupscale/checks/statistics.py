@@ -29,6 +29,11 @@ class PartView:
     def series(self, name: str) -> list[float | None]:
         return [row[self.index] for row in self.run["series"][name]]
 
+    @property
+    def is_thin(self) -> bool:
+        """Whether one of its sides does not grow: then its own initial norm does not go like the spectral target."""
+        return self.role in THIN or self.name in self.run.get("thin", ())
+
 
 @dataclass(frozen=True)
 class Statistic:
@@ -43,9 +48,10 @@ class Statistic:
     roles: tuple[str, ...] = ()
     first_layer: bool = False
 
-    def label_for(self, role: str) -> str:
-        """A thin readout's update is measured against its spectral target instead of its initial norm."""
-        return self.label.replace("‖W0‖", "√(n_out/n_in)") if role in THIN and "/‖W0‖" in self.label else self.label
+    def label_for(self, run: Run, role: str) -> str:
+        """A thin matrix's update is measured against its spectral target instead of its initial norm."""
+        thin = "/‖W0‖" in self.label and all(part.is_thin for part in parts(run, self, role))
+        return self.label.replace("‖W0‖", "√(n_out/n_in)") if thin else self.label
 
     def takes(self, kind: str, role: str, layer: int | None) -> bool:
         if kind not in self.kinds or (self.roles and role not in self.roles):
@@ -68,15 +74,15 @@ def _one(_: PartView) -> float:
 
 
 def update_scale(part: PartView) -> float:
-    """What an update must keep up with: the initial norm; for a thin readout the spectral target √(n_out/n_in).
+    """What an update must keep up with: the initial norm; for a thin matrix the spectral target √(n_out/n_in).
 
     What starts at zero has no initial norm: there it is the one that theory asks for.
     """
-    return math.sqrt(part.n_out / part.n_in) if part.role in THIN else part.start or part.wanted
+    return math.sqrt(part.n_out / part.n_in) if part.is_thin else part.start or part.wanted
 
 
 def _predicted_scale(part: PartView) -> float:
-    return math.sqrt(part.n_out / part.n_in) if part.role in THIN else part.predicted_start
+    return math.sqrt(part.n_out / part.n_in) if part.is_thin else part.predicted_start
 
 
 def _ratio(top: float, bottom: float) -> float | None:
@@ -189,6 +195,27 @@ MAPS: Mapping[str, str] = {
 """The maps of a block and the whole stack of them. Of L branches each may add a share of 1/L to the stream."""
 ONLY_GROWTH = ("block", "stream")
 """Both tend to 1 from above as branches shrink: a fall is no fault."""
+
+
+def with_thin(runs: Sequence[Run], quantity: Quantity) -> list[Run]:
+    """The runs, each with the names of matrices of which one side grows with the width and the other does not.
+
+    Such are the two factors of an adapter. Keys and values are not meant: what they must follow is their initial norm.
+    """
+    if quantity != "width":
+        return list(runs)
+    sizes: dict[str, set[tuple[int, int]]] = {}
+    for run in runs:
+        columns = (run["parts"][name] for name in ("name", "kind", "role", "n_out", "n_in"))
+        for name, kind, role, n_out, n_in in zip(*columns, strict=True):
+            if kind == "matrix" and role not in _SHARED:
+                sizes.setdefault(name, set()).add((n_out, n_in))
+    thin = [name for name, found in sizes.items() if _distinct(found, 0) != _distinct(found, 1)]
+    return [{**run, "thin": thin} for run in runs] if thin else list(runs)
+
+
+def _distinct(sizes: set[tuple[int, int]], side: int) -> bool:
+    return len({size[side] for size in sizes}) > 1
 
 
 def geometric_mean(values: Sequence[float]) -> float:
