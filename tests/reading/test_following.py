@@ -137,6 +137,9 @@ def test_constants_are_those_that_a_change_of_the_weights_meets(how):
     )
 
 
+HOW = ("torch", "plain", "complex")
+
+
 class Mixed(nn.Module):
     """Attention from one matrix whose rows are in any order: head_dim rows for each of q, k and v of each head."""
 
@@ -160,6 +163,14 @@ class Mixed(nn.Module):
             for name, count in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads))
         }
         q, k, v = parts["q"], parts["k"], parts["v"]
+        if self.how == "complex":  # a rotation of pairs, as in torchtitan's Llama
+            places = torch.arange(q.shape[-2])[:, None] * torch.arange(1, self.head // 2 + 1)
+            turn = torch.polar(torch.ones(places.shape), 0.3 * places)
+            turn = turn.to(torch.complex128 if q.dtype == torch.double else torch.complex64)
+            q, k = (
+                torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
+                for x in (q, k)
+            )
         r = self.heads // self.kv_heads
         if self.how == "torch":
             y = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -207,7 +218,7 @@ def rows_by_changing_them(model: Mixed) -> dict[str, set[int]]:
 
 
 @settings(max_examples=12, deadline=None)
-@given(data=st.data(), shape=st.sampled_from([(2, 2), (4, 2), (4, 1), (3, 1)]), how=st.sampled_from(["torch", "plain"]))
+@given(data=st.data(), shape=st.sampled_from([(2, 2), (4, 2), (4, 1), (3, 1)]), how=st.sampled_from(HOW))
 def test_rows_of_a_fused_matrix_are_those_that_act_as_queries_keys_and_values(data, shape, how):
     heads, kv_heads = shape
     parts = [("q", k) for k in range(heads)] + [(name, k) for name in "kv" for k in range(kv_heads)]

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mupscale.reading.facts import Role
-from mupscale.reading.rows import Rows, if_shaped, joined_rows, numbered, view_of
+from mupscale.reading.rows import Rows, if_shaped, joined_rows, numbered, paired, unpaired, view_of
 from mupscale.reading.traces import UNKNOWN, UNSEEN, Attention, NormSeen, Part, Source, SourceKind, Trace, Use, UseKind
 
 
@@ -226,12 +226,11 @@ class Following(TorchDispatchMode):
 
     def _as_complex(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
         tag = self._tag(args[0])
-        self._set(result, replace(tag, rows=tag.rows and tag.rows.then(lambda rows: rows.select(-1, 0))))
+        self._set(result, replace(tag, rows=tag.rows and tag.rows.then(paired)))
 
     def _as_real(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
         tag = self._tag(args[0])
-        rows = tag.rows and tag.rows.then(lambda rows: rows.unsqueeze(-1).expand(*rows.shape, 2))
-        self._set(result, replace(tag, rows=rows))
+        self._set(result, replace(tag, rows=tag.rows and tag.rows.then(unpaired)))
 
     def _copy(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
         self._set(result, self._tag(args[1]))

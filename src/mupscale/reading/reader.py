@@ -5,7 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import nn
@@ -13,15 +13,17 @@ from torch import nn
 from mupscale.errors import OptionError, UnreadableModelError
 from mupscale.reading import refusing
 from mupscale.reading.config import ConfigFacts, config_facts
-from mupscale.reading.facts import BRANCH_OUTPUTS, Block, ModelFacts, ParameterFact, Role
+from mupscale.reading.facts import BRANCH_OUTPUTS, ModelFacts, ParameterFact, Role
+from mupscale.reading.fans import Fans
 from mupscale.reading.making import has_numbers, made, start_of
 from mupscale.reading.measuring import End, Measured
-from mupscale.reading.roles import CONFIRMED, Seen, Verdict, settle
+from mupscale.reading.roles import Seen, Verdict, settle
 from mupscale.reading.running import follow
 from mupscale.reading.saying import Inputs, Reading
+from mupscale.reading.sharing import Sharing
 from mupscale.reading.structure import Entry, bare, entries
 from mupscale.reading.traces import TraceFailed
-from mupscale.reading.vocabulary import Layout, fused_layout, matrix_role, outer_matrix_role
+from mupscale.reading.vocabulary import matrix_role, outer_matrix_role
 
 _POSITION = re.compile(r"pos(?:ition|itional)?s?(?:$|[._]?emb|[._])|wpe|embed_positions", re.IGNORECASE)
 _VECTORS = re.compile(r"bias$|sinks?$")
@@ -97,9 +99,10 @@ class _Reader:
 
     def facts(self) -> ModelFacts:
         self.seen = None if self.measured is None else Seen(self.measured, self.found)
+        self.fans = Fans(self.measured)
         self.tokens = self._token_embedding()
-        self.vocabulary = None if self.tokens is None else self._fans(self.tokens, "embedding")[1]
-        self.width = self._width()
+        self.vocabulary = None if self.tokens is None else self.fans.of(self.tokens, "embedding")[1]
+        self.width = self.fans.width = self._width()
         self.linears = [e for e in self.found if e.stack is None and e.kind == "linear" and e.leaf == "weight"]
         self.has_numbers = has_numbers(self.found)
         verdicts = {entry.name: self._verdict(entry) for entry in self.found}
@@ -108,9 +111,9 @@ class _Reader:
         self.depths = self._depths()
         self.matrices = {entry.path: self.roles[entry.name] for entry in self.found if len(entry.shape) > 1}
         blocks = [entry for entry in self.found if entry.stack is not None]
-        self.fans = {size for entry in blocks if len(entry.shape) > 1 for size in entry.shape[-2:]}
+        self.sizes = {size for entry in blocks if len(entry.shape) > 1 for size in entry.shape[-2:]}
         facts = {entry.name: self._fact(entry, verdicts[entry.name].evidence) for entry in self.found}
-        facts = self._with_repetitions(facts)
+        facts = Sharing(self.config, self.measured, self.failed, self.found).with_repetitions(facts)
         tied = self._tied(facts)
         self._check(facts, tied=tied)
         config = self.config
@@ -147,14 +150,14 @@ class _Reader:
         if self.config.width:
             return self.config.width
         if self.tokens is not None:
-            return self._fans(self.tokens, "embedding")[0]
+            return self.fans.of(self.tokens, "embedding")[0]
         assert self.measured is not None
-        sizes = Counter(self._fans(e, "hidden")[0] for e in self.found if e.name in self.measured.ends)
+        sizes = Counter(self.fans.of(e, "hidden")[0] for e in self.found if e.name in self.measured.ends)
         if sizes:
             return sizes.most_common(1)[0][0]
         readouts = [e for e in self.found if e.name in self.measured.readouts]
         if readouts:
-            return self._fans(readouts[-1], "readout")[1]
+            return self.fans.of(readouts[-1], "readout")[1]
         raise UnreadableModelError(
             f"{self.model} has no embedding, no residual stream and no readout that a forward pass shows, so its width "
             'is not known. Name the embedding or the readout: roles={"…": "readout"}.'
@@ -249,7 +252,7 @@ class _Reader:
 
     def _fits(self, entry: Entry, role: Role) -> bool:
         """Whether a shape can be what the name claims; a claim that fails is no role at all."""
-        n_out, n_in = self._fans(entry, role)
+        n_out, n_in = self.fans.of(entry, role)
         if role == "router":
             return n_in == self.width and (n_out == 1 or n_out == self.config.experts)
         if role in BRANCH_OUTPUTS:
@@ -261,68 +264,11 @@ class _Reader:
             return n_in == self.width
         return True
 
-    # Fans
-
-    def _is_kernel(self, entry: Entry) -> bool:
-        by_use = self.measured is not None and bool(self.measured.uses(entry.name, "convolution"))
-        return len(entry.shape) > 2 and (by_use or entry.kind == "convolution")
-
-    def _fans(self, entry: Entry, role: Role) -> tuple[int, int]:
-        """Outputs and inputs."""
-        if len(entry.shape) <= 1:
-            return math.prod(entry.shape), 1
-        if self._is_kernel(entry):
-            return self._kernel_fans(entry)
-        if role in ("embedding", "position") and not self._multiplies(entry):
-            return entry.shape[-1], math.prod(entry.shape[:-1])
-        n_out, n_in = entry.shape[-2:]
-        return (n_in, n_out) if self._is_transposed(entry) else (n_out, n_in)
-
-    def _kernel_fans(self, entry: Entry) -> tuple[int, int]:
-        """Of a convolution: its output channels, and the entries that each of them takes in."""
-        owner: Any = entry.owner
-        groups = self.measured.groups(entry.name) if self.measured is not None else getattr(owner, "groups", 1)
-        places = math.prod(entry.shape[2:])
-        if self._out_axis(entry, "hidden") == 1:  # a transposed convolution is stored as (in, out / groups, …)
-            return entry.shape[1] * groups, entry.shape[0] // groups * places
-        return entry.shape[0], entry.shape[1] * places
-
-    def _multiplies(self, entry: Entry) -> bool:
-        """Whether a table is applied as a matrix (a projection of patches), instead of being looked up."""
-        if self.measured is not None and self.measured.seen(entry.name):
-            return self.measured.multiplies(entry.name) and not self.measured.looked_up(entry.name)
-        return entry.kind in ("linear", "convolution")
-
-    def _out_axis(self, entry: Entry, role: Role) -> int:
-        if len(entry.shape) <= 1:
-            return 0
-        if self._is_kernel(entry):
-            uses = [] if self.measured is None else self.measured.uses(entry.name, "convolution")
-            transposed = uses[0].out_axis == 1 if uses else bool(getattr(entry.owner, "transposed", False))
-            return 1 if transposed else 0
-        if role in ("embedding", "position") and not self._multiplies(entry):
-            return len(entry.shape) - 1
-        return len(entry.shape) - (1 if self._is_transposed(entry) else 2)
-
-    def _is_transposed(self, entry: Entry) -> bool:
-        """Whether the last axis holds the outputs: as the forward pass uses it, or as its module is known to do."""
-        axis = None if self.measured is None else self.measured.out_axis(entry.name)
-        if axis is not None and not (self.measured is not None and self.measured.looked_up(entry.name)):
-            return axis == -1
-        if len(entry.shape) == 3:
-            return bool(getattr(entry.owner, "is_transposed", self._in_comes_first(entry)))
-        return entry.transposed
-
-    def _in_comes_first(self, entry: Entry) -> bool:
-        """Stacked experts are (experts, out, in) unless the input side of the first matrix shows otherwise."""
-        first = next((p for name, p in entry.owner.named_parameters() if re.search(r"gate|up|w1", name)), None)
-        return first is not None and first.ndim == 3 and first.shape[1] == self.width != first.shape[2]
-
     # Facts
 
     def _fact(self, entry: Entry, evidence: str) -> ParameterFact:
         role = self.roles[entry.name]
-        n_out, n_in = self._fans(entry, role)
+        n_out, n_in = self.fans.of(entry, role)
         expert = role in ("expert_in", "expert_out")
         end = self._end(entry)
         offset = self._offset(entry, role)
@@ -333,7 +279,7 @@ class _Reader:
             role=role,
             fan_in=n_in,
             fan_out=n_out,
-            out_axis=self._out_axis(entry, role),
+            out_axis=self.fans.out_axis(entry, role),
             width=self.width,
             depth=None if entry.stack is None else self.depths.get(entry.stack),
             output=self._ends_branch(entry, role),
@@ -346,7 +292,7 @@ class _Reader:
             start=self._start(entry, role, offset),
             normed_by=self._normed_by(end),
             post_norm=end is not None and end.stream_normed,
-            kernel=self._is_kernel(entry),
+            kernel=self.fans.is_kernel(entry),
             made=made(entry) if self.has_numbers or not entry.tensor.requires_grad else "unknown",
             evidence=evidence,
             tied=entry.tied,
@@ -399,7 +345,7 @@ class _Reader:
                 or tied_logits
                 or bool(({self.matrices.get(entry.path)} | roles) & {"readout", "router"})
             )
-        return size < self.width and (size == (self.config.head_dim) or size not in self.fans)
+        return size < self.width and (size == (self.config.head_dim) or size not in self.sizes)
 
     def _offset(self, entry: Entry, role: Role) -> float:
         """A gain that acts as weight + offset has that offset, by the forward pass."""
@@ -473,76 +419,6 @@ class _Reader:
             )
         return seen
 
-    # Sharing of keys and values
-
-    def _with_repetitions(self, facts: dict[str, ParameterFact]) -> dict[str, ParameterFact]:
-        """Repetitions of keys and values: by the forward pass and by the rows, which the config must confirm."""
-        return {name: self._repeated(fact, facts) for name, fact in facts.items()}
-
-    def _repeated(self, fact: ParameterFact, facts: Mapping[str, ParameterFact]) -> ParameterFact:
-        if fact.role == "fused_qkv":
-            return self._fused(fact)
-        if fact.role not in ("key", "value"):
-            return fact
-        seen = None if self.measured is None else self.measured.repetitions(fact.name)
-        heads, head_dim = self.config.heads, self.config.head_dim
-        kv_heads = self.config.kv_heads or (heads // seen if heads and seen else heads)
-        if heads and kv_heads and head_dim:
-            if fact.role == "key" and fact.fan_out != kv_heads * head_dim:
-                raise UnreadableModelError(
-                    f"{fact.name} has {fact.fan_out} outputs, but the config says {kv_heads} key/value heads of "
-                    f"{head_dim}, that is {kv_heads * head_dim}. Fix the config, or pass a role for this parameter."
-                )
-            self._same_sharing(fact, heads // kv_heads, seen)
-            return replace(fact, repetitions=heads // kv_heads)
-        query = self._query_beside(fact, facts)
-        if seen is not None:
-            return replace(fact, repetitions=seen, inner=query.fan_out if query else fact.fan_out * seen)
-        if query is None or query.fan_out % fact.fan_out:
-            rows = "no query beside it" if query is None else f"{query.fan_out} query outputs, not a multiple"
-            raise UnreadableModelError(f"{fact.name} has {fact.fan_out} outputs and {rows}: repetitions are unclear.")
-        return replace(fact, repetitions=query.fan_out // fact.fan_out, inner=query.fan_out)
-
-    def _query_beside(self, fact: ParameterFact, facts: Mapping[str, ParameterFact]) -> ParameterFact | None:
-        path = fact.name.rsplit(".", 2)[0]
-        return next((f for f in facts.values() if f.role == "query" and f.name.rsplit(".", 2)[0] == path), None)
-
-    def _same_sharing(self, fact: ParameterFact, named: int, seen: int | None) -> None:
-        if seen is not None and seen != named:
-            raise UnreadableModelError(
-                f"{fact.name}: the config says that {named} query heads share a key/value head, and a forward pass "
-                f"shows {seen}. Fix the config."
-            )
-
-    def _fused(self, fact: ParameterFact) -> ParameterFact:
-        heads, head_dim = self.config.heads, self.config.head_dim
-        seen = None if self.measured is None else self.measured.blocks(fact.name)
-        shared = None if self.measured is None else self.measured.repetitions(fact.name)
-        kv_heads = self.config.kv_heads or (heads // shared if heads and shared else heads)
-        if heads and kv_heads and head_dim:
-            rows = (heads + 2 * kv_heads) * head_dim
-            if fact.fan_out != rows:
-                raise UnreadableModelError(
-                    f"{fact.name} has {fact.fan_out} outputs, but the config has {heads} + 2·{kv_heads} heads of "
-                    f"{head_dim}, that is {rows}. Fix the config, or pass a role for this parameter."
-                )
-            self._same_sharing(fact, heads // kv_heads, shared)
-            shared = heads // kv_heads
-        elif shared is None:
-            raise UnreadableModelError(
-                f"{fact.name} holds queries, keys and values. There is no config with heads, and a forward pass does "
-                f"not show how they are shared{f' ({self.failed})' if self.failed else ''}. Split the matrix, or give "
-                "the model a config with num_attention_heads, num_key_value_heads and head_dim."
-            )
-        if seen is not None:
-            return replace(fact, repetitions=shared, blocks=seen)
-        entry = next(entry for entry in self.found if entry.name == fact.name)
-        layout = fused_layout(type(entry.parent), entry.path.rpartition(".")[2], shared)
-        known = layout is not None and heads and kv_heads and head_dim
-        blocks = _blocks(heads or 0, kv_heads or 0, head_dim or 0, layout) if known and layout else ()
-        evidence = fact.evidence if fact.evidence != CONFIRMED else "name; the order of its rows by the class"
-        return replace(fact, repetitions=shared, blocks=blocks, evidence=evidence)
-
     def _check(self, facts: Mapping[str, ParameterFact], *, tied: bool) -> None:
         """A model that returns its stream needs no readout; where nothing was followed, one must be named."""
         if self.measured is None and not tied and not any(fact.role == "readout" for fact in facts.values()):
@@ -551,19 +427,6 @@ class _Reader:
                 f"embedding is not tied, and its forward pass could not be followed ({self.failed}). Name it: "
                 'roles={"…": "readout"}, or give inputs={…}.'
             )
-
-
-def _blocks(heads: int, kv_heads: int, head_dim: int, layout: Layout) -> tuple[Block, ...]:
-    """The rows of q, k and v."""
-    if layout == "one after the other":
-        ends = [0, heads, heads + kv_heads, heads + 2 * kv_heads]
-        slices = [((ends[i] * head_dim, ends[i + 1] * head_dim),) for i in range(3)]
-    else:
-        r = heads // kv_heads
-        starts = [group * (r + 2) * head_dim for group in range(kv_heads)]
-        parts = [(0, r), (r, r + 1), (r + 1, r + 2)]
-        slices = [tuple((s + first * head_dim, s + last * head_dim) for s in starts) for first, last in parts]
-    return tuple(Block(role, rows) for role, rows in zip(("query", "key", "value"), slices, strict=True))
 
 
 def _embedding_scale(owner: Any) -> float:

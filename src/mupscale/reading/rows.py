@@ -73,3 +73,19 @@ def view_of(
         return made if part is None else made[part]
 
     return view
+
+
+_PAIR = 1 << 31
+
+
+def paired(rows: Tensor) -> Tensor:
+    """Two row numbers in one, for entries that a rotation takes as a complex number.
+
+    >>> unpaired(paired(torch.tensor([[4, 5]]))).tolist()
+    [[4, 5]]
+    """
+    return rows.select(-1, 0) * _PAIR + rows.select(-1, 1)
+
+
+def unpaired(pairs: Tensor) -> Tensor:
+    return torch.stack([pairs // _PAIR, pairs % _PAIR], dim=-1)
