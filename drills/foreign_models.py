@@ -83,7 +83,6 @@ class Row:
 
     case: Case
     parameters: int
-    said: int
     numbers: int
     wrong: Sequence[str]
     checks: Mapping[str, CheckResult]
@@ -92,7 +91,7 @@ class Row:
     def cells(self) -> list[str]:
         right = f"{self.numbers - len(self.wrong)}/{self.numbers}"
         checks = [_verdict(self.checks.get(name)) for name in VALUES]
-        return [self.case.name, str(self.parameters), str(self.said), right, *checks, _verdict(self.sp)]
+        return [self.case.name, str(self.parameters), str(len(self.case.roles)), right, *checks, _verdict(self.sp)]
 
     def faults(self) -> Iterator[str]:
         yield from self.wrong
@@ -156,6 +155,7 @@ def check(case: Case, quantity: str, rule: str, reading: Reading, folder: Path) 
     """With as many seeds as it takes, within limits."""
     ((name, values),) = VALUES[quantity].items()
     values = NARROW.get(case.name, values) if quantity == "width" else values
+    values = values[:2] if rule == "sp" else values  # that it fails is plain to see
     how = training(case.name)
     place = folder / f"{case.name}-{quantity}-{rule}"
     result: CheckResult | None = None
@@ -171,11 +171,11 @@ def check(case: Case, quantity: str, rule: str, reading: Reading, folder: Path) 
 
 
 def judged(case: Case, folder: Path) -> Row:
-    plan, said = planned(case, case.model(**TARGET), case.model(**BASE))
+    plan = planned(case, case.model(**TARGET), case.model(**BASE))
     total, wrong = numbers(case)
     checks = {name: check(case, name, "gqa-mup", plan.reading, folder) for name in _quantities(case)}
     sp = check(case, "width", "sp", plan.reading, folder)
-    return Row(case, len(plan.parameters), said, total, wrong, checks, sp)
+    return Row(case, len(plan.parameters), total, wrong, checks, sp)
 
 
 def line(cells: Sequence[str]) -> str:

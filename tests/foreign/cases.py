@@ -26,7 +26,7 @@ class Case:
     table: Callable[[float, float], Table]
     """Of n and L; keys and values as with one query head for each."""
     roles: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What is said only if the model is not read without."""
+    """What must be said, because the model is not read without: names and a forward pass do not settle it."""
     inputs: Any = None
     offset: float = 0.0
     """What its norms add to their gains."""
@@ -414,20 +414,6 @@ def _torchtitan(n: float, L: float) -> Table:
 
 _WORDS = torch.randint(0, packages.WORDS, (2, 16), generator=torch.Generator().manual_seed(0))
 _IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-_X_ROLES = {
-    "*.to_q.weight": "query",
-    "*.to_k.weight": "key",
-    "*.to_v.weight": "value",
-    "*.to_out.weight": "attention_output",
-    "*.ff.0.*.weight": "mlp_in",
-    "*.ff.2.weight": "mlp_out",
-}
-_CHAT_ROLES = {
-    "*_lambdas": "gain",
-    "*.c_q.weight": "query",
-    "*.c_k.weight": "key",
-    "*.c_v.weight": "value",
-}
 _SHARED = ("*.self_attn.[kv]_proj.weight",)
 
 CASES = {
@@ -443,88 +429,27 @@ CASES = {
         Case(
             "t5", packages.t5, _t5, tied="decoder.final_layer_norm.weight",
             inputs={"input_ids": _WORDS, "decoder_input_ids": _WORDS},
-            roles={
-                "*Attention.q.weight": "query",
-                "*Attention.k.weight": "key",
-                "*Attention.v.weight": "value",
-                "*Attention.o.weight": "attention_output",
-                "*.relative_attention_bias.weight": "position",
-            },
         ),
         Case(
             "whisper", packages.whisper, _whisper, tied="model.decoder.layer_norm.*",
-            roles={"model.encoder.conv?.weight": "hidden"},
             inputs={"input_features": torch.randn(2, 8, 64), "decoder_input_ids": _WORDS},
         ),
-        Case(
-            "vit", packages.vit, _vit, inputs={"pixel_values": _IMAGES},
-            roles={
-                "vit.embeddings.patch_embeddings.projection.weight": "embedding",
-                "vit.embeddings.cls_token": "position",
-                "vit.embeddings.position_embeddings": "position",
-                "classifier.weight": "readout",
-            },
-        ),
+        Case("vit", packages.vit, _vit, inputs={"pixel_values": _IMAGES}),
         Case(
             "clip", packages.clip, _clip, inputs={"input_ids": _WORDS, "pixel_values": _IMAGES},
-            roles={
-                "vision_model.embeddings.class_embedding": "position",
-                "vision_model.embeddings.patch_embedding.weight": "position",
-                "*_projection.weight": "hidden",
-            },
+            roles={"vision_model.embeddings.class_embedding": "position", "*_projection.weight": "hidden"},
         ),
-        Case(
-            "albert", packages.albert, _albert, deepens=False, tied="predictions.LayerNorm.*",
-            roles={
-                "*.embedding_hidden_mapping_in.weight": "hidden",
-                "*.ffn.weight": "mlp_in",
-                "*.ffn_output.weight": "mlp_out",
-            },
-        ),
+        Case("albert", packages.albert, _albert, deepens=False, tied="predictions.LayerNorm.*"),
         Case("bert", packages.bert, _bert, tied="cls.predictions.transform.LayerNorm.*"),
-        Case("x-transformers", packages.x_decoder, _x_decoder, roles=_X_ROLES, offset=1.0),
+        Case("x-transformers", packages.x_decoder, _x_decoder, offset=1.0),
         Case(
-            "x-transformers, tied", packages.x_decoder_tied, _x_decoder_tied, roles=_X_ROLES, offset=1.0,
+            "x-transformers, tied", packages.x_decoder_tied, _x_decoder_tied, offset=1.0,
             shares=("*.to_[kv].weight",), tied="attn_layers.final_norm.g",
         ),
-        Case(
-            "x-transformers' ViT", packages.x_vit, _x_vit, inputs=(_IMAGES,), offset=1.0,
-            roles=_X_ROLES | {
-                "pos_embedding": "position",
-                "patch_to_embedding.1.weight": "embedding",
-                "mlp_head.weight": "readout",
-            },
-        ),
-        Case(
-            "timm's ViT", packages.timm_vit, _timm_vit, inputs=(_IMAGES,),
-            roles={
-                "cls_token": "position",
-                "pos_embed": "position",
-                "patch_embed.proj.weight": "embedding",
-                "head.weight": "readout",
-            },
-        ),
-        Case(
-            "timm's ResNet", packages.timm_resnet, _timm_resnet, inputs=(_IMAGES,), deepens=False,
-            roles={
-                "conv1.0.weight": "embedding",
-                "conv1.[36].weight": "hidden",
-                "layer*.conv?.weight": "hidden",
-                "layer*.downsample.0.weight": "hidden",
-                "fc.weight": "readout",
-            },
-        ),
-        Case(
-            "timm's ConvNeXt", packages.timm_convnext, _timm_convnext, inputs=(_IMAGES,),
-            deepens=False,
-            roles={
-                "stem.0.weight": "embedding",
-                "stages.*.gamma": "gain",
-                "stages.*.conv_dw.weight": "position",
-                "stages.*.downsample.1.weight": "hidden",
-                "head.fc.weight": "readout",
-            },
-        ),
+        Case("x-transformers' ViT", packages.x_vit, _x_vit, inputs=(_IMAGES,), offset=1.0),
+        Case("timm's ViT", packages.timm_vit, _timm_vit, inputs=(_IMAGES,)),
+        Case("timm's ResNet", packages.timm_resnet, _timm_resnet, inputs=(_IMAGES,), deepens=False),
+        Case("timm's ConvNeXt", packages.timm_convnext, _timm_convnext, inputs=(_IMAGES,), deepens=False),
         Case(
             "diffusers' DiT", packages.dit, _dit,
             inputs={
@@ -532,39 +457,17 @@ CASES = {
                 "timestep": torch.tensor([3, 4]),
                 "class_labels": torch.tensor([1, 2]),
             },
-            roles={
-                "pos_embed.proj.weight": "embedding",
-                "*.timestep_embedder.linear_1.weight": "position",
-                "*.timestep_embedder.linear_2.weight": "hidden",
-                "*.embedding_table.weight": "position",
-                "*.norm1.linear.weight": "hidden",
-                "*.attn1.to_q.weight": "query",
-                "*.attn1.to_k.weight": "key",
-                "*.attn1.to_v.weight": "value",
-                "*.attn1.to_out.0.weight": "attention_output",
-                "*.ff.net.0.proj.weight": "mlp_in",
-                "*.ff.net.2.weight": "mlp_out",
-                "proj_out_1.weight": "hidden",
-                "proj_out_2.weight": "readout",
-            },
         ),
         Case("peft's LoRA", packages.lora, _lora, deepens=False),
+        Case("litgpt", copies.litgpt, _litgpt, fused="transformer.h.*.attn.qkv.weight"),
         Case(
-            "litgpt", copies.litgpt, _litgpt, roles={"*.mlp.fc_?.weight": "mlp_in"},
-            fused="transformer.h.*.attn.qkv.weight",
+            "litgpt, older, 1 + gain", copies.litgpt, _litgpt, offset=1.0, fused="transformer.h.*.attn.attn.weight",
+            settings={"unit_offset": True, "interleaved": True},
         ),
+        Case("nanochat", copies.nanochat, _nanochat, roles={"*.ve_gate.weight": "position"}),
         Case(
-            "litgpt, older, 1 + gain", copies.litgpt, _litgpt, offset=1.0,
-            roles={"*.mlp.fc_?.weight": "mlp_in", "*.attn.attn.weight": "fused_qkv"},
-            fused="transformer.h.*.attn.attn.weight", settings={"unit_offset": True, "interleaved": True},
-        ),
-        Case(
-            "nanochat", copies.nanochat, _nanochat,
-            roles=_CHAT_ROLES | {"value_embeds.*.weight": "position", "*.ve_gate.weight": "position"},
-        ),
-        Case(
-            "nanochat, no value tables", copies.nanochat, _nanochat_plain, roles=_CHAT_ROLES,
-            shares=("*.attn.c_[kv].weight",), settings={"value_tables": False},
+            "nanochat, no value tables", copies.nanochat, _nanochat_plain, shares=("*.attn.c_[kv].weight",),
+            settings={"value_tables": False},
         ),
     )
 }  # fmt: skip

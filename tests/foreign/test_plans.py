@@ -42,6 +42,16 @@ def test_a_model_planned_onto_itself_changes_nothing(name):
     assert faults(case, BASE, BASE) == []
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.roles])
+def test_roles_are_said_only_where_they_must_be(name):
+    """Each of them: without one of the patterns the model is refused."""
+    case = CASES[name]
+    for left_out in case.roles:
+        fewer = {pattern: role for pattern, role in case.roles.items() if pattern != left_out}
+        with pytest.raises(UnreadableModelError):
+            mu.plan(case.model(**TARGET), base=case.model(**BASE), inputs=case.inputs, roles=fewer)
+
+
 def test_a_state_space_model_is_refused():
     model = packages.mamba(64, 2)
     with pytest.raises(UnreadableModelError):
@@ -53,7 +63,7 @@ def test_outputs_are_neither_nothing_nor_constant(name):
     """After initialize_, unless the model itself starts with a readout of zeros."""
     case = CASES[name]
     model = case.model(**TARGET)
-    plan, _ = planned(case, model, case.model(**BASE))
+    plan = planned(case, model, case.model(**BASE))
     plan.initialize_(model, std=0.02, seed=0)
     arguments = case.inputs if case.inputs is not None else (torch.arange(32).reshape(2, 16),)
     with torch.no_grad():
