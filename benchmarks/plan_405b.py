@@ -49,8 +49,8 @@ STAGES = {
     "mupscale": "import mupscale.planning",
     "plan": "mupscale.plan",
     "groups": "plan.param_groups",
-    "follow": "of the plan: one pass of the 405B followed on meta",
-    "copy": "one pass of a small copy followed on the CPU",
+    "follow": "in the plan: follow 405B on meta",
+    "copy": "follow a small copy on the CPU",
     "mup": "mup: set_base_shapes, MuAdamW",
 }
 

@@ -16,6 +16,9 @@ _ATTENTION = r"(?:attn|attention|self_attention|mixer|self)"
 _MATRICES: Sequence[tuple[str, Role]] = [
     # The indexer of sparse attention chooses keys; its matrices are ordinary ones.
     (r"(?:.*\.)?indexer\.(?:wk|k_proj|weights_proj)", "hidden"),
+    # A norm whose gate comes out of two matrices with a small rank between them: no branch of the stream.
+    (r"(?:.*\.)?\w*norm\w*\.mlp\.fc1", "low_rank_down"),
+    (r"(?:.*\.)?\w*norm\w*\.mlp\.fc2", "low_rank_up"),
     # Adapters: the frozen weight is the base_layer, the two factors are the adapter's.
     (r"(?:.*\.)?lora_A(?:\.\w+)?", "low_rank_down"),
     (r"(?:.*\.)?lora_B(?:\.\w+)?", "low_rank_up"),
