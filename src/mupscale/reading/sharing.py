@@ -81,7 +81,7 @@ class Sharing:
                 f"not show how they are shared{f' ({self.failed})' if self.failed else ''}. Split the matrix, or give "
                 "the model a config with num_attention_heads, num_key_value_heads and head_dim."
             )
-        if seen is not None:
+        if seen is not None and sum(block.outputs for block in seen) == fact.fan_out:
             return replace(fact, repetitions=shared, blocks=seen)
         entry = next(entry for entry in self.found if entry.name == fact.name)
         layout = fused_layout(type(entry.parent), entry.path.rpartition(".")[2], shared)

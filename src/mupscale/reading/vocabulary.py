@@ -29,6 +29,7 @@ _MATRICES: Sequence[tuple[str, Role]] = [
     (r"(?:q_proj|query|query_proj|Wq|wq|project_q|q_lin)", "query"),
     (r"(?:k_proj|key|key_proj|Wk|wk|project_k|k_lin)", "key"),
     (r"(?:v_proj|value|value_proj|Wv|wv|project_v|v_lin)", "value"),
+    (r"(?:.*\.)?DenseReluDense\.wo", "mlp_out"),  # T5's feed-forward part
     (r"(?:o_proj|wo|attention_out|out_lin)", "attention_output"),
     (
         rf"(?:.*\.)?[\w]*{_ATTENTION}(?:\.[\w]+)*\.(?:out_proj|dense|c_proj|Wo|proj|linear_out|output)",
