@@ -362,3 +362,18 @@ def test_what_tokens_choose_is_not_the_models_input():
             return self.out(gelu(self.projection(pooled)))
 
     assert read(Pooled()).parameters["projection.weight"].role == "hidden"
+
+
+def test_a_parameter_that_changes_nothing_is_said_to():
+    class Unheard(Scaled):
+        def __init__(self):
+            super().__init__(1.0, 1.0, 1.0, "number")
+            self.blocks[0]["fc1"] = nn.Linear(WIDTH, 8)
+
+        def forward(self, tokens):
+            self.blocks[0]["fc1"](self.tok(tokens))
+            return super().forward(tokens)
+
+    facts = read(Unheard()).parameters
+    assert facts["blocks.0.fc1.bias"].evidence.endswith("it does not change the output")
+    assert "does not change" not in facts["blocks.0.up.bias"].evidence

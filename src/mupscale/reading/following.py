@@ -339,10 +339,7 @@ class Following(TorchDispatchMode):
         assert parameter.parameter is not None
         name = parameter.parameter
         if parameter.vector:
-            norm = tag.norm
-            if norm is not None and self.trace.norms[norm].bias is None:
-                self.trace.norms[norm].bias = name
-            bit = self._use(name, "bias", of=frozenset(tag.sources), norm=norm)
+            bit = self._use(name, "bias", of=frozenset(tag.sources))
             return replace(tag, depends=tag.depends | bit, root=self._root())
         source = self._source("table", name, _NOTHING)
         depends = tag.depends | self._use(name, "added", source=source.number) | source.bit
@@ -396,7 +393,7 @@ class Following(TorchDispatchMode):
         if norm is not None and self.trace.norms[norm].gain is None:
             seen = self.trace.norms[norm]
             seen.gain, seen.offset = name, offset
-            bit = self._use(name, "gain", offset=offset, norm=norm)
+            bit = self._use(name, "gain", offset=offset)
             # A constant between a norm and its gain belongs to the norm: x/‖x‖·√n is a norm by the root mean square.
             sources = dict.fromkeys(tag.sources, 1.0)
         else:

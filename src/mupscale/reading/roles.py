@@ -64,7 +64,8 @@ def settle(entry: Entry, named: Role | None, said: str | None, seen: Seen | None
         return Verdict(named, NAME, what)
     if named in BRANCH_OUTPUTS and role not in BRANCH_OUTPUTS and seen.whole:
         return Verdict(named, NAME, f"{what}, and is not added to the residual stream")
-    return Verdict(named, CONFIRMED if what else NAME)
+    silent = "" if seen.measured.changes_output(entry.name) else "; it does not change the output"
+    return Verdict(named, CONFIRMED + silent)
 
 
 def _as_said(entry: Entry, said: str, seen: Seen | None) -> Verdict:

@@ -87,7 +87,9 @@ class Sharing:
         layout = fused_layout(type(entry.parent), entry.path.rpartition(".")[2], shared)
         known = layout is not None and heads and kv_heads and head_dim
         blocks = _blocks(heads or 0, kv_heads or 0, head_dim or 0, layout) if known and layout else ()
-        evidence = fact.evidence if fact.evidence != CONFIRMED else "name; the order of its rows by the class"
+        evidence = (
+            fact.evidence if not fact.evidence.startswith(CONFIRMED) else "name; the order of its rows by the class"
+        )
         return replace(fact, repetitions=shared, blocks=blocks, evidence=evidence)
 
 

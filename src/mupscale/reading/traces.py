@@ -53,7 +53,6 @@ class NormSeen:
     inputs: Mapping[int, float]
     gain: str | None = None
     offset: float = 0.0
-    bias: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ class Use:
     "Which axis of the stored tensor holds the outputs, for a product."
     of: frozenset[int] = frozenset()
     "Of a bias or a scale: the sources that it is put onto."
-    norm: int | None = None
     groups: int = 1
     "Of a convolution."
 
