@@ -1,10 +1,12 @@
-"""What a coordinate check costs, and how much of that goes into norms: ours beside torch.linalg.matrix_norm.
+"""What a coordinate check costs, and how much of that goes into norms: ours beside
+torch.linalg.matrix_norm.
 
     python benchmarks/coordinate_check.py
 
-Two tables. The quick check (width 192, 2 blocks, every r of 12 heads, 2 seeds), run by run with either way of taking
-norms, alternating: whole time, and the share of it in norms. And the cost of a step at the paper's size, as the
-difference of a long and a short run, so that set-up and the first, cold norms fall out.
+Two tables. The quick check (width 192, 2 blocks, every r of 12 heads, 2 seeds), run by run with
+either way of taking norms, alternating: whole time, and the share of it in norms. And the cost of a
+step at the paper's size, as the difference of a long and a short run, so that set-up and the first,
+cold norms fall out.
 """
 
 import os
@@ -31,7 +33,9 @@ OURS: Way = WarmNorms.of
 
 def by_svd(_: WarmNorms, __: int, matrix: Tensor) -> Sizes:
     """Every norm by torch's SVD."""
-    return Sizes(float(torch.linalg.matrix_norm(matrix, 2)), float(torch.linalg.matrix_norm(matrix)))
+    return Sizes(
+        float(torch.linalg.matrix_norm(matrix, 2)), float(torch.linalg.matrix_norm(matrix))
+    )
 
 
 @dataclass
@@ -64,7 +68,17 @@ def timed_norms(way: Way, spent: Spent) -> Generator[None]:
 
 def probe(name: str, value: int, seed: int, steps: int, sequence: int) -> Probe:
     setup = Setup(batch=1, sequence=sequence)
-    return Probe(Family(name), "n_kv_heads", value, 12, seed, steps, rule_named("gqa-mup"), setup, "python-stdlib")
+    return Probe(
+        Family(name),
+        "n_kv_heads",
+        value,
+        12,
+        seed,
+        steps,
+        rule_named("gqa-mup"),
+        setup,
+        "python-stdlib",
+    )
 
 
 def cost(one: Probe, way: Way) -> Spent:
@@ -89,7 +103,10 @@ def quick() -> None:
     for name, spent in totals.items():
         print(f"{name:<28}{spent.whole:>8.1f}{spent.norms:>8.1f}{spent.norms / spent.whole:>8.1%}")
     ours, svd = totals.values()
-    print(f"norms {svd.norms / ours.norms:.1f} times as fast, the check {svd.whole / ours.whole:.2f} times\n")
+    print(
+        f"norms {svd.norms / ours.norms:.1f} times as fast, the check {svd.whole / ours.whole:.2f} "
+        "times\n"
+    )
 
 
 def step() -> None:
@@ -97,7 +114,10 @@ def step() -> None:
     print(f"{'key/value heads':<16}{'norms by':<28}{'step s':>8}{'norms s':>9}{'norms/step':>12}")
     for value in (12, 4, 1):
         for name, way in (("mupscale", OURS), ("torch.linalg.matrix_norm", by_svd)):
-            long, short = (cost(probe("gpt:coordinate_12,vocabulary=256", value, 1, n, 1024), way) for n in (6, 2))
+            long, short = (
+                cost(probe("gpt:coordinate_12,vocabulary=256", value, 1, n, 1024), way)
+                for n in (6, 2)
+            )
             per = long - short
             training = (per.whole - per.norms) / 4
             print(

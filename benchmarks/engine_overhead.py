@@ -1,10 +1,12 @@
-"""What carrying out a job costs beyond the job: empty jobs on two workers, beside the standard library's pool.
+"""What carrying out a job costs beyond the job: empty jobs on two workers, beside the standard
+library's pool.
 
     python benchmarks/engine_overhead.py
 
-Start-up is the time of a run of one job on one worker; the cost of a job is what many jobs take beyond a few, divided
-by how many more they are, so that starting and ending cancel. The variants take turns; the fastest run of each counts.
-The ledger puts every result on disk, with fsync, before it is announced.
+Start-up is the time of a run of one job on one worker; the cost of a job is what many jobs take
+beyond a few, divided by how many more they are, so that starting and ending cancel. The variants
+take turns; the fastest run of each counts. The ledger puts every result on disk, with fsync, before
+it is announced.
 """
 
 import os
@@ -89,12 +91,18 @@ def main() -> None:
                 times[name][size] = min(times[name][size], seconds(run, count, workers))
     cost = {name: (t["many"] - t["few"]) / (MANY - FEW) * 1e6 for name, t in times.items()}
     reference = cost["ProcessPoolExecutor, spawn"]
-    print(f"Python {sys.version.split()[0]}, {WORKERS} workers, empty jobs, the fastest of {REPEATS} interleaved runs")
+    print(
+        f"Python {sys.version.split()[0]}, {WORKERS} workers, empty jobs, the fastest of {REPEATS} "
+        "interleaved runs"
+    )
     print(f"{'':<36}{'a job, µs':>10}{'ratio':>8}{'one job from start to end, s':>31}")
     for name in VARIANTS:
-        print(f"{name:<36}{cost[name]:>10.0f}{cost[name] / reference:>8.2f}{times[name]['start']:>31.3f}")
+        print(
+            f"{name:<36}{cost[name]:>10.0f}{cost[name] / reference:>8.2f}{times[name]['start']:>31.3f}"
+        )
     print(
-        "\nratio: to ProcessPoolExecutor with spawn, which like Local starts clean processes; fork is unsafe with torch"
+        "\nratio: to ProcessPoolExecutor with spawn, which like Local starts clean processes; fork "
+        "is unsafe with torch"
     )
 
 

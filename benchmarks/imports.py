@@ -2,7 +2,8 @@
 
     python benchmarks/imports.py
 
-Each line is a process of its own; the variants take turns. The fastest run of each counts: the others were disturbed.
+Each line is a process of its own; the variants take turns. The fastest run of each counts: the
+others were disturbed.
 """
 
 import subprocess
@@ -28,7 +29,9 @@ def seconds(code: str) -> float:
 
 def loads_torch(code: str) -> bool:
     check = f"{code}\nimport sys; sys.stderr.write(str('torch' in sys.modules))"
-    result = subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", check], check=True, capture_output=True, text=True
+    )
     return result.stderr.endswith("True")
 
 
@@ -44,7 +47,10 @@ def main() -> None:
     for name, code in VARIANTS.items():
         print(f"{name:<38}{min(times[name]):>8.3f}  {'yes' if loads_torch(code) else 'no'}")
     beyond = min(times["import torch, mupscale"]) - min(times["import torch"])
-    print(f"\nimport mupscale beyond import torch: {beyond:.3f} s (limit 0.3 s): {'yes' if beyond < 0.3 else 'NO'}")
+    print(
+        f"\nimport mupscale beyond import torch: {beyond:.3f} s (limit 0.3 s): "
+        f"{'yes' if beyond < 0.3 else 'NO'}"
+    )
     help_is_light = not loads_torch(VARIANTS["mupscale --help"])
     print(f"mupscale --help does not import torch: {'yes' if help_is_light else 'NO'}")
 

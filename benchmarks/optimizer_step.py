@@ -1,12 +1,14 @@
-"""What a plan's parameter groups cost an optimizer step: against one plain group, and beside mup's MuAdamW.
+"""What a plan's parameter groups cost an optimizer step: against one plain group, and beside mup's
+MuAdamW.
 
     python benchmarks/optimizer_step.py
 
-The model is a Llama of 124 million parameters with random gradients, in float32 on one thread, with mup's readout as
-its last layer so that mup takes it. All optimizers step the same tensors and share one state: they differ in their
-groups alone. In each round every variant steps once, in random order; "plain again" is the plain group a second time,
-which shows what the measurement itself is worth. Time is that of the processor: on a shared machine the clock also
-counts others. A ratio is the median over rounds, with a bootstrapped interval of 95 %.
+The model is a Llama of 124 million parameters with random gradients, in float32 on one thread, with
+mup's readout as its last layer so that mup takes it. All optimizers step the same tensors and share
+one state: they differ in their groups alone. In each round every variant steps once, in random
+order; "plain again" is the plain group a second time, which shows what the measurement itself is
+worth. Time is that of the processor: on a shared machine the clock also counts others. A ratio is
+the median over rounds, with a bootstrapped interval of 95 %.
 """
 
 import platform
@@ -57,7 +59,8 @@ def model_with_gradients() -> LlamaForCausalLM:
 def optimizers(model: LlamaForCausalLM, implementation: str) -> dict[str, Optimizer]:
     """The variants. A base of another r and depth makes as many groups as a plan for a Llama has.
 
-    The plan is made for the Llama as it comes: MuReadout does not run where its tensors lack mup's attribute.
+    The plan is made for the Llama as it comes: MuReadout does not run where its tensors lack mup's
+    attribute.
     """
     options = {implementation: True}
     plan = mupscale.plan(llama(768, 12, 4), base=llama(384, 4, 6))
@@ -119,7 +122,8 @@ def report(implementation: str, variants: dict[str, Optimizer]) -> Ratio:
         shown = ("", "") if name == "plain" else (ratios[name], by_clock)
         milliseconds = 1000 * statistics.median(t[name].busy for t in times)
         print(
-            f"{implementation:<10}{name:<14}{len(optimizer.param_groups):>6}{milliseconds:>10.1f}   "
+            f"{implementation:<10}{name:<14}{len(optimizer.param_groups):>6}{milliseconds:>10.1f}  "
+            " "
             f"{shown[0]!s:<24}{shown[1]!s}",
             flush=True,
         )
@@ -131,14 +135,26 @@ def main() -> None:
     torch.manual_seed(0)
     model = model_with_gradients()
     count = sum(parameter.numel() for parameter in model.parameters())
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, mup {version('mup')}; 1 thread, float32")
-    print(f"Llama of {count / 1e6:.1f} M parameters in {len(list(model.parameters()))} tensors; rounds: {ROUNDS}\n")
-    print(f"{'AdamW':<10}{'groups of':<14}{'groups':>6}{'CPU ms':>10}   {'ratio to plain, 95 %':<24}by the clock")
+    print(
+        f"Python {platform.python_version()}, torch {torch.__version__}, mup {version('mup')}; 1 "
+        "thread, float32"
+    )
+    print(
+        f"Llama of {count / 1e6:.1f} M parameters in {len(list(model.parameters()))} tensors; "
+        f"rounds: {ROUNDS}\n"
+    )
+    print(
+        f"{'AdamW':<10}{'groups of':<14}{'groups':>6}{'CPU ms':>10}   "
+        f"{'ratio to plain, 95 %':<24}by the clock"
+    )
     found = {name: report(name, optimizers(model, name)) for name in ROUNDS}
     print()
     for name, ratio in found.items():
         kept = "yes" if ratio.high <= LIMIT else "NO"
-        print(f"{name}: the plan's groups cost at most {ratio.high:.3f} of a plain step (limit {LIMIT}): {kept}")
+        print(
+            f"{name}: the plan's groups cost at most {ratio.high:.3f} of a plain step (limit "
+            f"{LIMIT}): {kept}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""What planning costs at scale: Llama-3 405B on the meta device, from a base of width 2048 and depth 8.
+"""What planning costs at scale: Llama-3 405B on the meta device, from a base of width 2048 and
+depth 8.
 
     python benchmarks/plan_405b.py
 
-Each repeat is a process of its own. Beside the plan it measures what else such a model takes in that process: building
-it on the meta device, and `mup.set_base_shapes` with `MuAdamW`, which want a base of the same depth and are told to
-overlook that the readout is a plain linear layer. Planning includes reading both models, and so a forward pass of each
-on the meta device, followed operation by operation: that pass is measured once more by itself, and so is one of a small
-copy with weights on the CPU. Memory is the growth of the peak since `import transformers`.
+Each repeat is a process of its own. Beside the plan it measures what else such a model takes in
+that process: building it on the meta device, and `mup.set_base_shapes` with `MuAdamW`, which want a
+base of the same depth and are told to overlook that the readout is a plain linear layer. Planning
+includes reading both models, and so a forward pass of each on the meta device, followed operation
+by operation: that pass is measured once more by itself, and so is one of a small copy with weights
+on the CPU. Memory is the growth of the peak since `import transformers`.
 """
 
 import json
@@ -40,7 +42,12 @@ BASE = TARGET | {
     "intermediate_size": 6656,
 }
 
-SMALL = BASE | {"hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 416, "vocab_size": 1024}
+SMALL = BASE | {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "intermediate_size": 416,
+    "vocab_size": 1024,
+}
 
 STAGES = {
     "transformers": "import transformers and its Llama",
@@ -64,7 +71,11 @@ class Stages:
     def run(self, name: str, work: Callable[[], Any]) -> Any:
         wall, busy = time.perf_counter(), time.process_time()
         result = work()
-        self.measured[name] = (time.perf_counter() - wall, time.process_time() - busy, peak_megabytes())
+        self.measured[name] = (
+            time.perf_counter() - wall,
+            time.process_time() - busy,
+            peak_megabytes(),
+        )
         return result
 
 
@@ -95,7 +106,10 @@ def one_process() -> None:
         mup.MuAdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
 
     stages.run("mup", by_mup)
-    sizes = {"parameters": sum(p.numel() for p in model.parameters()), "tensors": len(plan.parameters)}
+    sizes = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tensors": len(plan.parameters),
+    }
     print(json.dumps({"stages": stages.measured, **sizes, "groups": len(groups)}))
 
 
@@ -125,27 +139,43 @@ def llama(dimensions: dict[str, int], device: str = "meta") -> Any:
 
 def measured() -> dict[str, Any]:
     command = [sys.executable, __file__, "--one-process"]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    return json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    )
 
 
 def main() -> None:
     runs = [measured() for _ in range(REPEATS)]
     stages = [run["stages"] for run in runs]
-    print(f"Python {platform.python_version()}, torch {version('torch')}, transformers {version('transformers')}")
     print(
-        f"Llama-3 405B ({runs[0]['parameters'] / 1e9:.1f} · 10⁹ parameters in {runs[0]['tensors']} tensors, "
+        f"Python {platform.python_version()}, torch {version('torch')}, transformers "
+        f"{version('transformers')}"
+    )
+    print(
+        f"Llama-3 405B ({runs[0]['parameters'] / 1e9:.1f} · 10⁹ parameters in {runs[0]['tensors']} "
+        "tensors, "
         f"{runs[0]['groups']} groups), {REPEATS} processes\n"
     )
     print(f"{'':<36}{'fastest s':>10}{'median s':>10}{'worst s':>10}{'median CPU s':>14}")
     for stage, label in STAGES.items():
         wall, busy = ([run[stage][k] for run in stages] for k in (0, 1))
         by_clock = (min(wall), statistics.median(wall), max(wall))
-        print(f"{label:<36}" + "".join(f"{t:>10.3f}" for t in by_clock) + f"{statistics.median(busy):>14.3f}")
+        print(
+            f"{label:<36}"
+            + "".join(f"{t:>10.3f}" for t in by_clock)
+            + f"{statistics.median(busy):>14.3f}"
+        )
     print()
-    for other, label in (("build", "building the model on meta"), ("mup", "mup.set_base_shapes and MuAdamW")):
+    for other, label in (
+        ("build", "building the model on meta"),
+        ("mup", "mup.set_base_shapes and MuAdamW"),
+    ):
         # CPU seconds: other processes disturb them less.
         ratios = [(run["plan"][1] + run["groups"][1]) / run[other][1] for run in stages]
-        print(f"plan and groups over {label}: {statistics.median(ratios):.2f}× (worst {max(ratios):.2f}×)")
+        print(
+            f"plan and groups over {label}: {statistics.median(ratios):.2f}× (worst "
+            f"{max(ratios):.2f}×)"
+        )
     seconds, busy = ([run["plan"][k] + run["groups"][k] for run in stages] for k in (0, 1))
     growth = [run["groups"][2] - run["transformers"][2] for run in stages]
     verdict("plan and groups, by the clock", seconds, LIMIT_SECONDS, "s")
@@ -156,7 +186,10 @@ def main() -> None:
 def verdict(what: str, values: list[float], limit: float, unit: str) -> None:
     middle, worst = statistics.median(values), max(values)
     kept = "yes" if worst < limit else "in the median" if middle < limit else "NO"
-    print(f"{what}: median {middle:.2f} {unit}, worst {worst:.2f} {unit} (limit {limit:g} {unit}): {kept}")
+    print(
+        f"{what}: median {middle:.2f} {unit}, worst {worst:.2f} {unit} (limit {limit:g} {unit}): "
+        f"{kept}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""The report of a large sweep: how long it takes to make, how much it weighs, and how fast it answers in a browser.
+"""The report of a large sweep: how long it takes to make, how much it weighs, and how fast it
+answers in a browser.
 
     python benchmarks/report_size.py
 
-Synthetic trials over lr and decay, four rules on five models. Sorting and filtering are timed in the page, from a click
-until the next frame is painted; the first figures are drawn when the page opens, the others when they come into view.
+Synthetic trials over lr and decay, four rules on five models. Sorting and filtering are timed in
+the page, from a click until the next frame is painted; the first figures are drawn when the page
+opens, the others when they come into view.
 """
 
 import shutil
@@ -34,7 +36,10 @@ ACTS = {
 
 
 def main() -> None:
-    print("trials  analyse (s)  page (s)  size (MB)  open (s)  " + "  ".join(f"{name} (s)" for name in ACTS))
+    print(
+        "trials  analyse (s)  page (s)  size (MB)  open (s)  "
+        + "  ".join(f"{name} (s)" for name in ACTS)
+    )
     for trials in (500, 10_000):
         began = time.perf_counter()
         data = many(trials)
@@ -42,15 +47,27 @@ def main() -> None:
         page = study_page(data).encode()
         made = time.perf_counter()
         opened, acts = _in_browser(page)
-        cells = [f"{trials:>6,}", f"{analysed - began:>11.2f}", f"{made - analysed:>8.2f}", f"{len(page) / 1e6:>9.1f}"]
-        cells += [f"{opened:>8.2f}", *(f"{seconds:>{len(name) + 4}.3f}" for name, seconds in acts.items())]
+        cells = [
+            f"{trials:>6,}",
+            f"{analysed - began:>11.2f}",
+            f"{made - analysed:>8.2f}",
+            f"{len(page) / 1e6:>9.1f}",
+        ]
+        cells += [
+            f"{opened:>8.2f}",
+            *(f"{seconds:>{len(name) + 4}.3f}" for name, seconds in acts.items()),
+        ]
         print("  ".join(cells), flush=True)
 
 
 def _in_browser(page: bytes) -> tuple[float, dict[str, float]]:
     from playwright.sync_api import sync_playwright
 
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         path = Path(folder) / "page.html"
         path.write_bytes(page)

@@ -2,17 +2,19 @@
 
     python benchmarks/search_cost.py [STUDY] [REPLAYS]
 
-Each replay takes one cell of the dense table (a rule at one r: 17 rates × 3 seeds), with its seeds in a random order.
-A search asks for a rate and a seed, gets the run at the nearest rate of the table, and pays for its tokens, or for
-those up to where the run was stopped. Costs are in full runs, up to the 27 of the half-power grid with three seeds,
-until the answer lies within ±0.25 powers of two of the dense one and stays there. Two answers are counted:
+Each replay takes one cell of the dense table (a rule at one r: 17 rates × 3 seeds), with its seeds
+in a random order. A search asks for a rate and a seed, gets the run at the nearest rate of the
+table, and pays for its tokens, or for those up to where the run was stopped. Costs are in full
+runs, up to the 27 of the half-power grid with three seeds, until the answer lies within ±0.25
+powers of two of the dense one and stays there. Two answers are counted:
 
-- its own: what the method itself calls the best. For grid, random and Optuna's searches the rate of the lowest loss
-  (the grid's: of the lowest mean over the seeds it has been through); for the adaptive search its vertex.
+- its own: what the method itself calls the best. For grid, random and Optuna's searches the rate of
+  the lowest loss (the grid's: of the lowest mean over the seeds it has been through); for the
+  adaptive search its vertex.
 - by our fit: the vertex of the same parabola (`mupscale.analysis.optima`) for all of them.
 
-The adaptive search starts at a random rate, so that it gains nothing from the middle of the table lying near the
-optima.
+The adaptive search starts at a random rate, so that it gains nothing from the middle of the table
+lying near the optima.
 """
 
 import math
@@ -38,7 +40,9 @@ RUNS = 27
 
 @dataclass(frozen=True)
 class Seen:
-    """A run as a search saw it: `loss` is None where it was stopped; `cost` is its share of a full run."""
+    """A run as a search saw it: `loss` is None where it was stopped; `cost` is its share of a full
+    run.
+    """
 
     x: float
     seed: int
@@ -56,7 +60,9 @@ class Table:
         self.runs = {(round(4 * trial.log2_lr), trial.seed): trial for trial in trials}
         self.seeds = sorted({trial.seed for trial in trials})
         self.span = min(t.log2_lr for t in trials), max(t.log2_lr for t in trials)
-        answer = fit_optimum([t.log2_lr for t in trials], [t.loss for t in trials], [t.seed for t in trials])
+        answer = fit_optimum(
+            [t.log2_lr for t in trials], [t.loss for t in trials], [t.seed for t in trials]
+        )
         assert answer is not None
         self.answer: Optimum = answer
 
@@ -65,7 +71,9 @@ class Table:
         return self.runs[(min(max(round(4 * x), low), high), seed)]
 
     def untried(self, x: float, seed: int, seen: Sequence[Seen | Observation]) -> float | None:
-        """The nearest rate that was not tried with this seed: to try one again would tell nothing new."""
+        """The nearest rate that was not tried with this seed: to try one again would tell nothing
+        new.
+        """
         tried = {round(4 * one.x) for one in seen if one.seed == seed}
         rates = [rate / 4 for rate, of in self.runs if of == seed and rate not in tried]
         return min(rates, key=lambda rate: abs(rate - x), default=None)
@@ -90,7 +98,9 @@ def with_optuna(pruner: Callable[[], optuna.pruners.BasePruner]) -> Callable[...
     def ask(table: Table, seeds: list[int], random: np.random.Generator) -> Ask:
         sampler = optuna.samplers.TPESampler(seed=int(random.integers(2**31)))
         study = optuna.create_study(sampler=sampler, pruner=pruner())
-        distributions = {"lr": FloatDistribution(2.0 ** table.span[0], 2.0 ** table.span[1], log=True)}
+        distributions = {
+            "lr": FloatDistribution(2.0 ** table.span[0], 2.0 ** table.span[1], log=True)
+        }
         for number in range(10_000):
             trial = study.ask(distributions)
             seed = seeds[number % len(seeds)]
@@ -128,14 +138,23 @@ def adaptive(at_once: int, tolerance: float = 0.0) -> Callable[..., Ask]:
                 run = table.run(x, seed)
                 best_run = best.get(seed)
                 stop = reference(best_run.curve, best_run.steps).to_dict() if best_run else None
-                share = next((s / run.steps for s, loss in run.curve[:-1] if hopeless(stop, s / run.steps, loss)), None)
+                share = next(
+                    (
+                        s / run.steps
+                        for s, loss in run.curve[:-1]
+                        if hopeless(stop, s / run.steps, loss)
+                    ),
+                    None,
+                )
                 full = table.full(x, seed)
                 one = full if share is None else Seen(run.log2_lr, seed, None, share)
                 rounds.append((run, one))
                 yield one
             for run, one in rounds:
                 seen.append(Observation(one.x, one.loss, one.seed))
-                if one.loss is not None and (one.seed not in best or one.loss < best[one.seed].loss):
+                if one.loss is not None and (
+                    one.seed not in best or one.loss < best[one.seed].loss
+                ):
                     best[one.seed] = run
 
     return ask
@@ -164,16 +183,24 @@ def by_lowest(seen: list[Seen]) -> float | None:
 def by_lowest_mean(seen: list[Seen]) -> float | None:
     """Over seeds whose whole grid is there."""
     rates = {one.x for one in seen}
-    whole = [seed for seed in {one.seed for one in seen} if {one.x for one in seen if one.seed == seed} == rates]
+    whole = [
+        seed
+        for seed in {one.seed for one in seen}
+        if {one.x for one in seen if one.seed == seed} == rates
+    ]
     if len(rates) < 9:
         return None
-    means = {x: np.mean([one.loss for one in seen if one.x == x and one.seed in whole]) for x in rates}
+    means = {
+        x: np.mean([one.loss for one in seen if one.x == x and one.seed in whole]) for x in rates
+    }
     return min(means, key=lambda x: means[x])
 
 
 def fitted(seen: list[Seen]) -> Optimum | None:
     ended = [one for one in seen if one.loss is not None]
-    return fit_optimum([one.x for one in ended], [one.loss for one in ended], [one.seed for one in ended])
+    return fit_optimum(
+        [one.x for one in ended], [one.loss for one in ended], [one.seed for one in ended]
+    )
 
 
 def settled(ask: Ask, answers: tuple[Answer, ...], truth: float) -> list[float]:
@@ -212,11 +239,19 @@ def main(path: str = str(HERE / "results/gqa-dense"), replays: str = "200") -> N
         by_cell.setdefault(trial.cell, []).append(trial)
     tables = {cell: Table(trials) for cell, trials in by_cell.items()}
     runs = sum(len(trials) for trials in by_cell.values())
-    print(f"{len(tables)} cells, {runs} runs; {replays} replays of each search; costs in full runs\n")
+    print(
+        f"{len(tables)} cells, {runs} runs; {replays} replays of each search; costs in full runs\n"
+    )
     print("dense answers, log2 lr with 95 % interval")
     for cell, table in tables.items():
-        print(f"  {cell:26s} {table.answer.value:6.2f} [{table.answer.low:.2f}, {table.answer.high:.2f}]")
-    costs = {name: replayed(search, answer, tables, int(replays)) for name, (search, answer) in SEARCHES.items()}
+        print(
+            f"  {cell:26s} {table.answer.value:6.2f} [{table.answer.low:.2f}, "
+            f"{table.answer.high:.2f}]"
+        )
+    costs = {
+        name: replayed(search, answer, tables, int(replays))
+        for name, (search, answer) in SEARCHES.items()
+    }
     for column, title in enumerate(("its own answer", "the answer by our fit")):
         shown(title, {name: cost[:, column] for name, cost in costs.items()})
     own_stopping(tables, int(replays))
@@ -230,10 +265,15 @@ def shown(title: str, costs: dict[str, np.ndarray]) -> None:
         counted = np.minimum(cost, RUNS)
         mean, (low, median, high) = counted.mean(), np.percentile(counted, [10, 50, 90])
         never = int(np.isinf(cost).sum())
-        print(f"{name:26s} {mean:6.1f} {low:6.1f} {median:6.1f} {high:6.1f} {never:6d} {grid / mean:10.2f}")
+        print(
+            f"{name:26s} {mean:6.1f} {low:6.1f} {median:6.1f} {high:6.1f} {never:6d} "
+            f"{grid / mean:10.2f}"
+        )
 
 
-def replayed(search: Callable[..., Ask], answer: Answer, tables: dict[str, Table], replays: int) -> np.ndarray:
+def replayed(
+    search: Callable[..., Ask], answer: Answer, tables: dict[str, Table], replays: int
+) -> np.ndarray:
     costs = [
         settled(search(table, seeds, random), (answer, by_fit), table.answer.value)
         for table, seeds, random in draws(tables, replays)
@@ -241,7 +281,9 @@ def replayed(search: Callable[..., Ask], answer: Answer, tables: dict[str, Table
     return np.array(costs)
 
 
-def draws(tables: dict[str, Table], replays: int) -> Iterator[tuple[Table, list[int], np.random.Generator]]:
+def draws(
+    tables: dict[str, Table], replays: int
+) -> Iterator[tuple[Table, list[int], np.random.Generator]]:
     cells = list(tables.values())
     for number in range(replays):
         random = np.random.default_rng(number)
@@ -251,7 +293,10 @@ def draws(tables: dict[str, Table], replays: int) -> Iterator[tuple[Table, list[
 
 def own_stopping(tables: dict[str, Table], replays: int) -> None:
     """What a user sees: the search ends when its own interval is narrow. Is it right then?"""
-    print(f"\nadaptive, ended by itself at an interval of ±{TOLERANCE}; the grid ends after all {RUNS} runs")
+    print(
+        f"\nadaptive, ended by itself at an interval of ±{TOLERANCE}; the grid ends after all "
+        f"{RUNS} runs"
+    )
     for at_once in (1, 3):
         costs, errors, covered = [], [], 0
         for table, seeds, random in draws(tables, replays):
@@ -267,7 +312,8 @@ def own_stopping(tables: dict[str, Table], replays: int) -> None:
             covered += found.low <= table.answer.value <= found.high
         mean, right = np.mean(costs), np.mean(np.abs(errors) <= WITHIN)
         print(
-            f"  {at_once} at once: {mean:.1f} full runs (median {np.median(costs):.1f}), {RUNS / mean:.1f} times fewer "
+            f"  {at_once} at once: {mean:.1f} full runs (median {np.median(costs):.1f}), "
+            f"{RUNS / mean:.1f} times fewer "
             f"than the grid; error {np.mean(errors):+.2f} ± {np.std(errors):.2f},\n"
             f"    within ±{WITHIN} in {right:.0%}; "
             f"its interval holds the dense answer in {covered / replays:.0%}"

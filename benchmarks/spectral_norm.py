@@ -1,12 +1,15 @@
-"""How fast `mupscale.norms.spectral_norm` is against `torch.linalg.matrix_norm`, at rtol 1e-3 on one thread.
+"""How fast `mupscale.norms.spectral_norm` is against `torch.linalg.matrix_norm`, at rtol 1e-3 on
+one thread.
 
-Inputs are random matrices, which have no gap in their spectrum, and real weight updates W_t − W_{t−1} of AdamW: from a
-one-block transformer on the bytes of Python's standard library, and from a wide linear layer on the same bytes. "Warm"
-means started from the result of the matrix before: the previous step's update, or a random matrix changed by 1 %.
+Inputs are random matrices, which have no gap in their spectrum, and real weight updates W_t −
+W_{t−1} of AdamW: from a one-block transformer on the bytes of Python's standard library, and from a
+wide linear layer on the same bytes. "Warm" means started from the result of the matrix before: the
+previous step's update, or a random matrix changed by 1 %.
 
-Each repeat runs one function over all matrices of a cell and then the other over the same ones. Times are for one
-matrix (or one stack of 8), the median over repeats; the ratio is the median of the repeats' ratios. So a function finds
-its own code in the caches. A single call right after an SVD does not, and gains less: 64 × 576 most of all.
+Each repeat runs one function over all matrices of a cell and then the other over the same ones.
+Times are for one matrix (or one stack of 8), the median over repeats; the ratio is the median of
+the repeats' ratios. So a function finds its own code in the caches. A single call right after an
+SVD does not, and gains less: 64 × 576 most of all.
 """
 
 import platform
@@ -31,7 +34,9 @@ STACK = 8
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block with an embedding and a head: 12 query heads, 1 key/value head."""
+    """One pre-norm transformer block with an embedding and a head: 12 query heads, 1 key/value
+    head.
+    """
 
     def __init__(self, width: int = 576, heads: int = 12, head_dim: int = 64) -> None:
         super().__init__()
@@ -49,9 +54,16 @@ class Block(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         y = self.norms[0](x)
-        q, k, v = (part(y).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k, v = (
+            part(y).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
+        )
         k, v = (part.expand(-1, self.heads, -1, -1) for part in (k, v))
-        x = x + self.o(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        x = x + self.o(
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         x = x + self.down(functional.gelu(self.up(self.norms[1](x))))
         return self.head(self.norms[2](x))
 
@@ -71,10 +83,14 @@ class Wide(nn.Module):
 
 def batches(size: int, length: int) -> Iterator[Tensor]:
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    data = torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in sources)), dtype=torch.uint8).long()
+    data = torch.frombuffer(
+        bytearray(b"".join(path.read_bytes() for path in sources)), dtype=torch.uint8
+    ).long()
     generator = torch.Generator().manual_seed(0)
     while True:
-        yield data[torch.randint(len(data) - length, (size, 1), generator=generator) + torch.arange(length)]
+        yield data[
+            torch.randint(len(data) - length, (size, 1), generator=generator) + torch.arange(length)
+        ]
 
 
 def updates(
@@ -116,7 +132,8 @@ class Row:
 
     def __str__(self) -> str:
         return (
-            f"{self.shape:>13}  {self.inputs:<13} {self.exact_ms:12.3f} {self.ours_ms:10.3f} {self.ratio:8.1f}x "
+            f"{self.shape:>13}  {self.inputs:<13} {self.exact_ms:12.3f} {self.ours_ms:10.3f} "
+            f"{self.ratio:8.1f}x "
             f"{self.error:12.1e}  {self.method}"
         )
 
@@ -138,7 +155,9 @@ def ours_in_turn(matrices: list[Tensor], start: Tensor | None) -> tuple[float, l
     return time.perf_counter() - began, results
 
 
-def measure(label: str, inputs: str, matrices: list[Tensor], repeats: int, truth: list[Tensor]) -> Row:
+def measure(
+    label: str, inputs: str, matrices: list[Tensor], repeats: int, truth: list[Tensor]
+) -> Row:
     """Times over all matrices but the first, which is there to start the second from."""
     start = spectral_norm(matrices[0]).start if inputs.endswith("warm") else None
     exact_in_turn(matrices[1:2])
@@ -147,7 +166,10 @@ def measure(label: str, inputs: str, matrices: list[Tensor], repeats: int, truth
         exact_times.append(exact_in_turn(matrices[1:]))
         took, results = ours_in_turn(matrices[1:], start)
         our_times.append(took)
-    errors = [float((one.value / true - 1).abs().max()) for one, true in zip(results, truth[1:], strict=True)]
+    errors = [
+        float((one.value / true - 1).abs().max())
+        for one, true in zip(results, truth[1:], strict=True)
+    ]
     milliseconds = 1000 / len(results)
     return Row(
         shape=label,
@@ -178,12 +200,20 @@ def rows(name: str, kind: str, matrices: list[Tensor]) -> Iterator[Row]:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"machine: {processor()}; Python {platform.python_version()}; torch {torch.__version__}; 1 thread")
-    print(f"matrices in a cell: {MATRICES}; repeats: {REPEATS}, stacks of 8: 5; float32, rtol 1e-3\n")
     print(
-        f"{'shape':>13}  {'inputs':<13} {'matrix_norm':>12} {'ours (ms)':>10} {'ratio':>9} {'worst error':>12}  method"
+        f"machine: {processor()}; Python {platform.python_version()}; torch {torch.__version__}; 1 "
+        "thread"
     )
-    real = updates(Block(), ["q", "k", "up"], WARM_UP_STEPS + MATRICES["k"], MATRICES["k"], (8, 129))
+    print(
+        f"matrices in a cell: {MATRICES}; repeats: {REPEATS}, stacks of 8: 5; float32, rtol 1e-3\n"
+    )
+    print(
+        f"{'shape':>13}  {'inputs':<13} {'matrix_norm':>12} {'ours (ms)':>10} {'ratio':>9} "
+        f"{'worst error':>12}  method"
+    )
+    real = updates(
+        Block(), ["q", "k", "up"], WARM_UP_STEPS + MATRICES["k"], MATRICES["k"], (8, 129)
+    )
     real |= updates(Wide(), ["wide"], 4 + MATRICES["wide"], MATRICES["wide"], (2, 65))
     table: list[Row] = []
     for name, shape in SHAPES.items():
@@ -197,7 +227,10 @@ def main() -> None:
     warm = [row.ratio for row in table if row.inputs == "update, warm"]
     slowest = min(table, key=lambda row: row.ratio)
     print(f"\n≥10× on warm updates: {'yes' if min(warm) >= 10 else 'no'} (least {min(warm):.1f}×)")
-    print(f"never slower than exact: {'yes' if slowest.ratio >= 1 else 'no'} (least {slowest.ratio:.2f}×)")
+    print(
+        f"never slower than exact: {'yes' if slowest.ratio >= 1 else 'no'} (least "
+        f"{slowest.ratio:.2f}×)"
+    )
 
 
 def processor() -> str:
@@ -206,7 +239,10 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""What a study costs beyond its trials: trials that do nothing, beside plain Optuna and Ray Tune, and many of them.
+"""What a study costs beyond its trials: trials that do nothing, beside plain Optuna and Ray Tune,
+and many of them.
 
     python benchmarks/study_overhead.py
 
-The cost of a trial is what many trials take beyond a few, divided by how many more they are, so that starting and
-ending cancel. Every variant proposes log-uniform rates, runs on two processes of this machine and keeps results on
-disk: ours in records (fsync) and SQLite, Optuna in SQLite, Ray Tune in its own files. Ray Tune is left out unless it is
-installed (pip install 'ray[tune]').
+The cost of a trial is what many trials take beyond a few, divided by how many more they are, so
+that starting and ending cancel. Every variant proposes log-uniform rates, runs on two processes of
+this machine and keeps results on disk: ours in records (fsync) and SQLite, Optuna in SQLite, Ray
+Tune in its own files. Ray Tune is left out unless it is installed (pip install 'ray[tune]').
 
-The second table is the driver alone: 1,000 simulated workers, whose trials take no time. What does a trial cost when
-there are 100, 1,000 and 10,000 before it?
+The second table is the driver alone: 1,000 simulated workers, whose trials take no time. What does
+a trial cost when there are 100, 1,000 and 10,000 before it?
 """
 
 import io
@@ -66,7 +67,9 @@ def optuna_alone(trials: int, folder: Path) -> None:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     optuna.create_study(study_name="s", storage=f"sqlite:///{folder}/optuna.db")
-    processes = [subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)]) for _ in range(WORKERS)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)]) for _ in range(WORKERS)
+    ]
     for process in processes:
         assert process.wait() == 0
 
@@ -115,7 +118,14 @@ class Simulated:
         ended, self._jobs = self._jobs[:count], self._jobs[count:]
         self._random.shuffle(ended)
         curve = [[step, 3.0] for step in range(1, 33)]
-        result = {"status": "finished", "loss": 2.5, "step": 32, "steps": 32, "tokens": 1000, "curve": curve}
+        result = {
+            "status": "finished",
+            "loss": 2.5,
+            "step": 32,
+            "steps": 32,
+            "tokens": 1000,
+            "curve": curve,
+        }
         return [Outcome(job, dict(result)) for job in ended]
 
 
@@ -127,18 +137,23 @@ def growth() -> None:
 
     around = 50
     with tempfile.TemporaryDirectory() as folder:
-        Study.create(config(AT[-1] + around), Path(folder) / "s").run(engine=Simulated(1000), report=report)
+        Study.create(config(AT[-1] + around), Path(folder) / "s").run(
+            engine=Simulated(1000), report=report
+        )
     costs = [1000 * (moments[at + around] - moments[at - around]) / (2 * around) for at in AT]
     print("\ndriver alone, 1,000 simulated workers, random search: milliseconds a trial")
     for at, milliseconds in zip(AT, costs, strict=True):
         print(f"  around trial {at:6,}: {milliseconds:.2f}")
-    print(f"  last over first: {costs[-1] / costs[0]:.2f} (aim: at most 1.5); all {AT[-1] + around:,}: "
+    print(f"  last over first: {costs[-1] / costs[0]:.2f} (aim: at most 1.5); all "
+          f"{AT[-1] + around:,}: "
           f"{moments[-1] - moments[0]:.1f} s")  # fmt: skip
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as home:
-        (Path(home) / "nothing_trainer.py").write_text("def train(trial):\n    return 1.0\n", encoding="utf-8")
+        (Path(home) / "nothing_trainer.py").write_text(
+            "def train(trial):\n    return 1.0\n", encoding="utf-8"
+        )
         os.chdir(home)
         sys.path.insert(0, home)
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -152,13 +167,24 @@ def main() -> None:
         except ImportError:
             print("Ray Tune is not installed: left out")
         else:
-            ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="error")
+            ray.init(
+                num_cpus=WORKERS,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="error",
+            )
             variants["Ray Tune, two at once"] = (ray_tune, FEW_OF_TUNE, MANY_OF_TUNE, 1)
-        print("milliseconds a trial that does nothing, by runs of few and of many trials, the least of some")
+        print(
+            "milliseconds a trial that does nothing, by runs of few and of many trials, the least "
+            "of some"
+        )
         for name, (run, few, many, repeats) in variants.items():
             with redirect_stdout(io.StringIO()):
                 milliseconds = cost(run, few, many, repeats)
-            print(f"  {name:24s} {milliseconds:8.1f}   {few} and {many} trials, {repeats} of each", flush=True)
+            print(
+                f"  {name:24s} {milliseconds:8.1f}   {few} and {many} trials, {repeats} of each",
+                flush=True,
+            )
         growth()
         os.chdir("/")
 

@@ -2,8 +2,9 @@
 
     python benchmarks/study_throughput.py [ROUNDS]
 
-The bare processes are what one writes by hand: each calls `mupscale.training.run` on its half of the trials, one after
-the other. Both start from nothing, imports included; a bare one does not search, record or keep anything beyond it.
+The bare processes are what one writes by hand: each calls `mupscale.training.run` on its half of
+the trials, one after the other. Both start from nothing, imports included; a bare one does not
+search, record or keep anything beyond it.
 """
 
 import os
@@ -30,7 +31,9 @@ for number, values in enumerate(json.loads(Path(sys.argv[1]).read_text())):
 
 
 def config() -> StudyConfig:
-    return StudyConfig.from_dict(QUICK | {"seeds": [1], "search": {"method": "random", "trials": TRIALS}})
+    return StudyConfig.from_dict(
+        QUICK | {"seeds": [1], "search": {"method": "random", "trials": TRIALS}}
+    )
 
 
 def study(folder: Path) -> float:
@@ -53,7 +56,10 @@ def bare(folder: Path) -> float:
     cell = chosen.cells()[0]
     from mupscale.studies.searching import proposals
 
-    runs = [chosen.run_config(cell, point.params, point.seed).to_dict() for point in proposals(chosen, cell.space, [])]
+    runs = [
+        chosen.run_config(cell, point.params, point.seed).to_dict()
+        for point in proposals(chosen, cell.space, [])
+    ]
     began = time.perf_counter()
     processes = []
     for half in (0, 1):
@@ -67,15 +73,23 @@ def bare(folder: Path) -> float:
 
 def main(rounds: str = "3") -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    print(f"{TRIALS} trials of the quick study on two cores; seconds\n\nround   bare  study  throughput of the study")
+    print(
+        f"{TRIALS} trials of the quick study on two cores; seconds\n\nround   bare  study  "
+        "throughput of the study"
+    )
     ratios = []
     for number in range(int(rounds)):
         seconds = {}
-        for name, run in (("bare", bare), ("study", study)) if number % 2 else (("study", study), ("bare", bare)):
+        for name, run in (
+            (("bare", bare), ("study", study)) if number % 2 else (("study", study), ("bare", bare))
+        ):
             with tempfile.TemporaryDirectory() as folder:
                 seconds[name] = run(Path(folder))
         ratios.append(seconds["bare"] / seconds["study"])
-        print(f"{number + 1:5d} {seconds['bare']:6.1f} {seconds['study']:6.1f} {ratios[-1]:10.3f}", flush=True)
+        print(
+            f"{number + 1:5d} {seconds['bare']:6.1f} {seconds['study']:6.1f} {ratios[-1]:10.3f}",
+            flush=True,
+        )
     print(f"\nmedian {statistics.median(ratios):.3f} of two bare processes (aim: at least 0.95)")
 
 

@@ -1,20 +1,24 @@
-"""Tokens a second that the reference GPT trains on one core, beside transformers' GPT-2 of the same shape.
+"""Tokens a second that the reference GPT trains on one core, beside transformers' GPT-2 of the same
+shape.
 
     python benchmarks/throughput.py
 
-A step is forward, backward and AdamW (fused), in float32 on one thread, on 8 sequences of 128 tokens; 4 blocks, 256
-tokens in the vocabulary, readout untied. GPT-2 has the same loop and loss, sdpa attention, no dropout and no cache. It
-comes with the tanh GELU written out in Python ("as it comes"); "with GELU" it computes the same activation as ours, in
-one kernel. In each round every model takes a step, in random order. Time is that of the processor: on a shared machine
-the clock also counts others. A ratio is the median over rounds, with a bootstrapped interval of 95 %.
+A step is forward, backward and AdamW (fused), in float32 on one thread, on 8 sequences of 128
+tokens; 4 blocks, 256 tokens in the vocabulary, readout untied. GPT-2 has the same loop and loss,
+sdpa attention, no dropout and no cache. It comes with the tanh GELU written out in Python ("as it
+comes"); "with GELU" it computes the same activation as ours, in one kernel. In each round every
+model takes a step, in random order. Time is that of the processor: on a shared machine the clock
+also counts others. A ratio is the median over rounds, with a bootstrapped interval of 95 %.
 
-Of the peak: 6 operations for each matrix entry and token, and 6 · T · inner for each block and token (causal
-attention, forward and backward), over what float32 products of 1024 × 1024 reach here, measured between the rounds.
+Of the peak: 6 operations for each matrix entry and token, and 6 · T · inner for each block and
+token (causal attention, forward and backward), over what float32 products of 1024 × 1024 reach
+here, measured between the rounds.
 """
 
 import os
 
-# Some virtual machines announce Intel's AMX and trap on it, which kills the process in bfloat16 products.
+# Some virtual machines announce Intel's AMX and trap on it, which kills the process in bfloat16
+# products.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -64,11 +68,18 @@ def gpt2(width: int, activation: str) -> nn.Module:
 
 
 def training_step(
-    model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor] | None = None, *, fused: bool = True
+    model: nn.Module,
+    loss_of: Callable[[Tensor, Tensor], Tensor] | None = None,
+    *,
+    fused: bool = True,
 ) -> Step:
-    """One step on random tokens; `loss_of` computes the loss where the model does not take targets."""
+    """One step on random tokens; `loss_of` computes the loss where the model does not take
+    targets.
+    """
     optimizer = AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=fused, foreach=not fused)
-    tokens = torch.randint(VOCABULARY, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        VOCABULARY, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(0)
+    )
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     loss_of = model if loss_of is None else loss_of
 
@@ -133,7 +144,9 @@ class Ratio:
 def operations(model: GPT) -> int:
     """Floating-point operations of one step, the products alone."""
     config = model.config
-    entries = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "proj" in name)
+    entries = sum(
+        p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "proj" in name
+    )
     entries += model.readout.weight.numel()
     attention = 6 * config.depth * LENGTH * config.n_heads * config.head_size
     return TOKENS * (6 * entries + attention)
@@ -154,9 +167,12 @@ def against_gpt2(width: int) -> list[Ratio]:
     middle = {name: statistics.median(t) for name, t in times.items()}
     fraction = operations(model) / middle["ours"] / peak
     ratios = [Ratio.of(times[name], times["ours"]) for name in ("as it comes", "with GELU")]
-    per_second = [f"{TOKENS / middle[name]:>10,.0f}" for name in ("ours", "as it comes", "with GELU")]
+    per_second = [
+        f"{TOKENS / middle[name]:>10,.0f}" for name in ("ours", "as it comes", "with GELU")
+    ]
     print(
-        f"{width:>5}{per_second[0]}{per_second[1]:>14}  {ratios[0]!s:<20}{per_second[2]:>10}  {ratios[1]!s:<20}"
+        f"{width:>5}{per_second[0]}{per_second[1]:>14}  {ratios[0]!s:<20}{per_second[2]:>10}  "
+        f"{ratios[1]!s:<20}"
         f"{peak / 1e9:>7.0f}{fraction:>8.2f}",
         flush=True,
     )
@@ -174,7 +190,9 @@ KINDS = {
 
 
 def shares(step: Step, repeats: int) -> dict[str, float]:
-    """Where the time goes, by kind. Python, autograd's bookkeeping, sums and copies are "the rest"."""
+    """Where the time goes, by kind. Python, autograd's bookkeeping, sums and copies are "the
+    rest".
+    """
     for _ in range(WARM_UP_ROUNDS):
         step()
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
@@ -186,13 +204,19 @@ def shares(step: Step, repeats: int) -> dict[str, float]:
         while parent is not None and "Optimizer.step" not in parent.name:
             parent = parent.cpu_parent
         in_optimizer = parent is not None
-        kind = next((kind for kind, parts in KINDS.items() if any(part in event.name for part in parts)), "the rest")
+        kind = next(
+            (kind for kind, parts in KINDS.items() if any(part in event.name for part in parts)),
+            "the rest",
+        )
         found["optimizer" if in_optimizer else kind] += event.self_cpu_time_total
     return {kind: spent / sum(found.values()) for kind, spent in found.items()}
 
 
 def profiles() -> None:
-    print(f"\n{'where the time goes':<30}" + "".join(f"{kind:>12}" for kind in [*KINDS, "optimizer", "the rest"]))
+    print(
+        f"\n{'where the time goes':<30}"
+        + "".join(f"{kind:>12}" for kind in [*KINDS, "optimizer", "the rest"])
+    )
     for width in (64, 128, 256):
         for name, step in [
             ("ours", training_step(ours(width))),
@@ -200,11 +224,16 @@ def profiles() -> None:
             ("GPT-2 with GELU", gpt2_step(width, "gelu")),
         ]:
             found = shares(step, repeats=5)
-            print(f"{width:>5}  {name:<23}" + "".join(f"{share:>12.0%}" for share in found.values()), flush=True)
+            print(
+                f"{width:>5}  {name:<23}" + "".join(f"{share:>12.0%}" for share in found.values()),
+                flush=True,
+            )
 
 
 def variants(width: int, count: int) -> None:
-    """What torch.compile, bfloat16 autocast and AdamW with foreach change, as gains over the plain step."""
+    """What torch.compile, bfloat16 autocast and AdamW with foreach change, as gains over the plain
+    step.
+    """
     model = ours(width)
     compiled, narrow = torch.compile(model), training_step(ours(width))
 
@@ -225,15 +254,24 @@ def variants(width: int, count: int) -> None:
     gains = {name: Ratio.of(times["plain"], times[name]) for name in steps}
     print(f"\ngains at width {width} (above 1 is faster)")
     print(f"  torch.compile          {gains['compiled']}, after {compiling:.0f} s of compiling")
-    print(f"  bfloat16 autocast      {gains['bfloat16']}, ONEDNN_MAX_CPU_ISA={os.environ['ONEDNN_MAX_CPU_ISA']}")
+    print(
+        f"  bfloat16 autocast      {gains['bfloat16']}, "
+        f"ONEDNN_MAX_CPU_ISA={os.environ['ONEDNN_MAX_CPU_ISA']}"
+    )
     print(f"  AdamW foreach          {gains['foreach']}, instead of fused", flush=True)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}")
-    print(f"1 thread, float32, {BATCH} × {LENGTH} tokens, {DEPTH} blocks; tokens a second, and ours over GPT-2\n")
+    print(
+        f"Python {platform.python_version()}, torch {torch.__version__}, transformers "
+        f"{transformers.__version__}"
+    )
+    print(
+        f"1 thread, float32, {BATCH} × {LENGTH} tokens, {DEPTH} blocks; tokens a second, and ours "
+        "over GPT-2\n"
+    )
     print(f"{'width':>5}{'ours':>10}{'as it comes':>14}  {'ours is faster':<20}{'with GELU':>10}  "
           f"{'ours is faster':<20}{'peak':>7}{'of it':>8}")  # fmt: skip
     found = {width: against_gpt2(width) for width in HEAD_DIMS}
@@ -242,7 +280,10 @@ def main() -> None:
     print()
     for width, aim in AIMS.items():
         as_it_comes, with_gelu = ("yes" if ratio.low >= aim else "NO" for ratio in found[width])
-        print(f"width {width}: {aim} times GPT-2 as it comes: {as_it_comes}; with the same GELU: {with_gelu}")
+        print(
+            f"width {width}: {aim} times GPT-2 as it comes: {as_it_comes}; with the same GELU: "
+            f"{with_gelu}"
+        )
 
 
 if __name__ == "__main__":

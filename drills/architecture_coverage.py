@@ -1,9 +1,11 @@
-"""Which causal-LM architectures of the installed transformers are read whole, and which are refused, and why.
+"""Which causal-LM architectures of the installed transformers are read whole, and which are
+refused, and why.
 
     python drills/architecture_coverage.py
 
-Every architecture is built on the meta device from its default config, with the few settings below where the default
-does not build. The share is of decoder-only attention models: the mapping less `EXCLUDED`, each with its reason.
+Every architecture is built on the meta device from its default config, with the few settings below
+where the default does not build. The share is of decoder-only attention models: the mapping less
+`EXCLUDED`, each with its reason.
 """
 
 import sys
@@ -13,7 +15,9 @@ from collections import Counter
 import torch
 import transformers
 from torch import nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ARCHITECTURES,
+)
 
 import mupscale
 from mupscale.errors import MupscaleError
@@ -88,7 +92,8 @@ def verdict(kind: str) -> tuple[str, str]:
     kinds = Counter(p.role for p in plan.parameters.values())
     attention = kinds["key"] + kinds["fused_qkv"] + kinds["low_rank_down"]
     return "complete", (
-        f"{len(plan.parameters):>5} parameters, r = {plan.target['r']:>2}, attention matrices {attention:>3}, "
+        f"{len(plan.parameters):>5} parameters, r = {plan.target['r']:>2}, attention matrices "
+        f"{attention:>3}, "
         f"from a thin copy: {from_thin_copy(model)}"
     )
 
@@ -97,7 +102,9 @@ def from_thin_copy(model: nn.Module) -> str:
     """Whether a plan from a proxy of half the width and two blocks less comes out."""
     config = model.config.get_text_config(decoder=True)
     try:
-        base = mupscale.proxy(config, width=config.hidden_size // 2, depth=max(2, config.num_hidden_layers - 2))
+        base = mupscale.proxy(
+            config, width=config.hidden_size // 2, depth=max(2, config.num_hidden_layers - 2)
+        )
         plan = mupscale.plan(model, base=base)
     except MupscaleError as error:
         return f"refused ({str(error).splitlines()[0][:90]})"
@@ -108,13 +115,18 @@ def from_thin_copy(model: nn.Module) -> str:
 def main() -> int:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    print(f"transformers {transformers.__version__}: {len(ARCHITECTURES)} causal-LM architectures\n")
+    print(
+        f"transformers {transformers.__version__}: {len(ARCHITECTURES)} causal-LM architectures\n"
+    )
     counted: dict[str, list[str]] = {"complete": [], "refused": [], "does not build": []}
     for kind in ARCHITECTURES:
         word, remark = verdict(kind)
         if kind not in EXCLUDED:
             counted[word].append(kind)
-        print(f"{kind:<26}{word:<16}{remark}" + (f"  [not counted: {EXCLUDED[kind]}]" if kind in EXCLUDED else ""))
+        print(
+            f"{kind:<26}{word:<16}{remark}"
+            + (f"  [not counted: {EXCLUDED[kind]}]" if kind in EXCLUDED else "")
+        )
     complete, refused, unbuilt = counted.values()
     known = len(complete) + len(refused)
     print(f"\ndecoder-only attention models that build: {known} ({len(unbuilt)} more do not)")

@@ -1,11 +1,13 @@
-"""Does the coordinate check say of Hugging Face models what theory says: over r, and over the width?
+"""Does the coordinate check say of Hugging Face models what theory says: over r, and over the
+width?
 
     python drills/check_huggingface.py [FOLDER]
 
-Llama, Qwen3 (norms on queries and keys) and Gemma 2 (norms behind each branch, tied embeddings times √width). Over r
-keys and values must fail under `mup`, and nothing else; over the width all hidden matrices must fail under `sp`; under
-`gqa-mup` everything must pass. Given a folder, the runs are kept there and not done again. Exits with 1 if a verdict is
-another one, or if a slope of keys or values over r is further than 0.1 from theory's.
+Llama, Qwen3 (norms on queries and keys) and Gemma 2 (norms behind each branch, tied embeddings
+times √width). Over r keys and values must fail under `mup`, and nothing else; over the width all
+hidden matrices must fail under `sp`; under `gqa-mup` everything must pass. Given a folder, the runs
+are kept there and not done again. Exits with 1 if a verdict is another one, or if a slope of keys
+or values over r is further than 0.1 from theory's.
 """
 
 import sys
@@ -22,10 +24,12 @@ from mupscale.checks import CheckResult, Finding, Setup, coordinate_check
 from mupscale.targets.families import Family
 
 ARCHITECTURES = {"Llama": "hf:llama", "Qwen3": "hf:qwen3", "Gemma 2": "hf:gemma2"}
-# Many small heads: an update of keys is the less coherent the more heads it is of, which levels off with their number.
-# With 12 heads of 32 and r = 3 that gives keys of Llama a slope of −0.07 over the width, inconclusive at 8 seeds.
+# Many small heads: an update of keys is the less coherent the more heads it is of, which levels off
+# with their number. With 12 heads of 32 and r = 3 that gives keys of Llama a slope of −0.07 over
+# the width, inconclusive at 8 seeds.
 SHAPE = "hidden_size=384,intermediate_size=768,num_hidden_layers=2,num_attention_heads=24,head_dim=16,vocab_size=256"
-# At 2^-13 a few steps move the weights by a fifth: gradients then turn, the more the larger a rate is.
+# At 2^-13 a few steps move the weights by a fifth: gradients then turn, the more the larger a rate
+# is.
 SETUP = Setup(lr=2**-16, batch=1, sequence=256)
 STEPS = 3
 SHARED = ("key", "value")
@@ -59,7 +63,13 @@ def check(kind: str, case: Case, folder: Path) -> CheckResult:
     family = Family(f"{kind},{SHAPE},num_key_value_heads={case.kv_heads}")
     place = folder / f"{kind.removeprefix('hf:')}-{case.name}-{case.rule}"
     return coordinate_check(
-        family, {case.name: case.values}, rule=case.rule, seeds=case.seeds, steps=STEPS, setup=SETUP, folder=place
+        family,
+        {case.name: case.values},
+        rule=case.rule,
+        seeds=case.seeds,
+        steps=STEPS,
+        setup=SETUP,
+        folder=place,
     )
 
 
@@ -74,7 +84,9 @@ def faults(result: CheckResult, case: Case) -> Iterator[str]:
     """What is not as theory says."""
     if result.verdict != case.verdict:
         yield f"the verdict is {result.verdict}, not {case.verdict}"
-    failed = [one.role for one in result.judged if one.statistic == "update" and one.verdict == "fail"]
+    failed = [
+        one.role for one in result.judged if one.statistic == "update" and one.verdict == "fail"
+    ]
     missing, beyond = set(case.fails) - set(failed), set(failed) - set(case.fails)
     if missing:
         yield f"the update does not fail of {', '.join(sorted(missing))}"
@@ -87,7 +99,9 @@ def faults(result: CheckResult, case: Case) -> Iterator[str]:
 
 
 def line(*cells: object) -> str:
-    return "".join(f"{cell!s:<{width}}" for cell, width in zip(cells, COLUMNS, strict=True)).rstrip()
+    return "".join(
+        f"{cell!s:<{width}}" for cell, width in zip(cells, COLUMNS, strict=True)
+    ).rstrip()
 
 
 def rows(architecture: str, case: Case, result: CheckResult) -> Iterator[str]:
@@ -104,8 +118,24 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     began, wrong = time.perf_counter(), 0
     print(f"{SHAPE}\nover r from 24 key/value heads, over the width from {WIDTHS[0]} with r = 2")
-    print(f"AdamW, lr {SETUP.lr:.3g}, {STEPS} steps on {SETUP.batch} × {SETUP.sequence} bytes; flat is within ±0.1\n")
-    print(line("model", "over", "rule", "verdict", "seeds", "runs", "statistic", "slope and interval", "theory", ""))
+    print(
+        f"AdamW, lr {SETUP.lr:.3g}, {STEPS} steps on {SETUP.batch} × {SETUP.sequence} bytes; flat "
+        "is within ±0.1\n"
+    )
+    print(
+        line(
+            "model",
+            "over",
+            "rule",
+            "verdict",
+            "seeds",
+            "runs",
+            "statistic",
+            "slope and interval",
+            "theory",
+            "",
+        )
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(sys.argv[1] if len(sys.argv) > 1 else scratch)
         kept = ", with runs kept from before" if any(folder.glob("*/runs.jsonl")) else ""

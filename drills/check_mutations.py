@@ -1,11 +1,13 @@
-"""Can the coordinate check fail, and does it cry wolf? Eight wrong plans and four right ones, with new seeds each time.
+"""Can the coordinate check fail, and does it cry wolf? Eight wrong plans and four right ones, with
+new seeds each time.
 
     python drills/check_mutations.py [REPETITIONS] [FOLDER]
 
-A wrong plan counts as detected if the verdict is fail; inconclusive is a miss. It should also fail where it is wrong:
-`expected` names the statistics and roles. A right plan that fails is a false alarm. With a folder, finished checks are
-kept there, and the drill goes on where it was stopped. Exits with 1 if fewer than nine of ten wrong plans of any kind
-are detected, or if more than one in twenty right plans fails (the check's confidence is 95 %).
+A wrong plan counts as detected if the verdict is fail; inconclusive is a miss. It should also fail
+where it is wrong: `expected` names the statistics and roles. A right plan that fails is a false
+alarm. With a folder, finished checks are kept there, and the drill goes on where it was stopped.
+Exits with 1 if fewer than nine of ten wrong plans of any kind are detected, or if more than one in
+twenty right plans fails (the check's confidence is 95 %).
 """
 
 import dataclasses
@@ -37,20 +39,25 @@ MATRICES = ("query", "key", "value", "attention_output", "mlp_in", "mlp_out")
 """What theory calls hidden, K and V included."""
 BRANCHES = (("map", "attention"), ("map", "mlp"))
 EPS = 1e-5
-"""A fifth of the query's gradients at the base's width, so that it matters there; other roles have larger ones.
+"""A fifth of the query's gradients at the base's width, so that it matters there; other roles have
+larger ones.
 
-Theory's estimate of a step leaves ε out: it predicts a slope of 0 even where ε is unscaled. In truth it lies between 0
-and −1, where ε is far above the gradients.
+Theory's estimate of a step leaves ε out: it predicts a slope of 0 even where ε is unscaled. In
+truth it lies between 0 and −1, where ε is far above the gradients.
 """
 
 Place = tuple[str, str]
 """A statistic and a role."""
 
 
-def planned(model: nn.Module, base: nn.Module, change: Callable[[PlannedParameter], PlannedParameter]) -> Plan:
+def planned(
+    model: nn.Module, base: nn.Module, change: Callable[[PlannedParameter], PlannedParameter]
+) -> Plan:
     """The right plan, but for what `change` does."""
     right = plan(model, base=base, rule=RIGHT)
-    return dataclasses.replace(right, parameters={name: change(p) for name, p in right.parameters.items()})
+    return dataclasses.replace(
+        right, parameters={name: change(p) for name, p in right.parameters.items()}
+    )
 
 
 def without_rate(model: nn.Module, base: nn.Module) -> Plan:
@@ -66,7 +73,11 @@ def with_small_init(model: nn.Module, base: nn.Module) -> Plan:
     """Hidden matrices start with σ ~ 1/n instead of 1/√n."""
 
     def change(p: PlannedParameter) -> PlannedParameter:
-        return dataclasses.replace(p, init_std=p.init_std / math.sqrt(_width_ratio(p))) if p.role in MATRICES else p
+        return (
+            dataclasses.replace(p, init_std=p.init_std / math.sqrt(_width_ratio(p)))
+            if p.role in MATRICES
+            else p
+        )
 
     return planned(model, base, change)
 
@@ -79,7 +90,12 @@ def without_multiplier(model: nn.Module, base: nn.Module) -> Plan:
             return p
         a = p.folded
         return dataclasses.replace(
-            p, init_std=p.init_std / a, lr=p.lr / a, weight_decay=p.weight_decay * a, eps=p.eps * a, folded=1.0
+            p,
+            init_std=p.init_std / a,
+            lr=p.lr / a,
+            weight_decay=p.weight_decay * a,
+            eps=p.eps * a,
+            folded=1.0,
         )
 
     return planned(model, base, change)
@@ -120,7 +136,8 @@ class Range:
         ((name, values),) = self.vary.items()
         base = "" if self.base is None else f", base {self.base}"
         return (
-            f"{self.model}, {name} = {', '.join(map(str, values))}{base}; {self.seeds} seeds × {self.steps} steps, "
+            f"{self.model}, {name} = {', '.join(map(str, values))}{base}; {self.seeds} seeds × "
+            f"{self.steps} steps, "
             f"{self.setup.batch} × {self.setup.sequence} tokens"
         )
 
@@ -134,7 +151,12 @@ def _start(roles: Sequence[str]) -> tuple[Place, ...]:
 
 
 CASES = (
-    Case("K and V as hidden", "r", rule=RIGHT.but(kv_factor="hidden"), expected=_update(("key", "value"))),
+    Case(
+        "K and V as hidden",
+        "r",
+        rule=RIGHT.but(kv_factor="hidden"),
+        expected=_update(("key", "value")),
+    ),
     Case("no 1/n in the hidden rate", "width", planner=without_rate, expected=_update(MATRICES)),
     Case(
         "no readout multiplier",
@@ -145,7 +167,9 @@ CASES = (
     Case("residual multiplier 1", "depth", rule=RIGHT.but(depth="none"), expected=BRANCHES),
     Case("residual multiplier 1/√L", "depth", rule=RIGHT.but(depth="1/sqrt(L)"), expected=BRANCHES),
     Case("ε unscaled", "width", rule=RIGHT.but(eps="none"), eps=EPS, expected=_update(ATTENTION)),
-    Case("init 1/n", "width", planner=with_small_init, expected=_start(MATRICES) + _update(MATRICES)),
+    Case(
+        "init 1/n", "width", planner=with_small_init, expected=_start(MATRICES) + _update(MATRICES)
+    ),
     Case(
         "SP",
         "width",
@@ -159,14 +183,16 @@ CASES = (
 )
 RANGES = {
     "r": Range("gpt:check", {"n_kv_heads": (12, 4, 2, 1)}, Setup(batch=1, sequence=256), seeds=6),
-    # Many key heads from the start: while their number grows from a few, the key's update loses coherence, and so size.
+    # Many key heads from the start: while their number grows from a few, the key's update loses
+    # coherence, and so size.
     "width": Range(
         "gpt:cpu_64_r1,depth=2,head_dim=8,n_heads=8,n_kv_heads=8",
         {"width": (64, 128, 256, 512)},
         Setup(),
         seeds=7,
     ),
-    # Base 1 makes branches small from the start; at base 2 the residual stream is not yet made of many small ones.
+    # Base 1 makes branches small from the start; at base 2 the residual stream is not yet made of
+    # many small ones.
     "depth": Range("gpt:cpu_64_r2", {"depth": (2, 4, 8, 16)}, Setup(), seeds=3, base=1),
 }
 
@@ -221,19 +247,30 @@ class Tally:
     def places(self, verdict: str) -> Counter[Place]:
         """How often each finding had that verdict, the most frequent first."""
         found = Counter(
-            (f["statistic"], f["role"]) for one in self.checks for f in one["findings"] if f["verdict"] == verdict
+            (f["statistic"], f["role"])
+            for one in self.checks
+            for f in one["findings"]
+            if f["verdict"] == verdict
         )
         return Counter(dict(found.most_common()))
 
     def mean(self, place: Place, field: str) -> float | None:
-        values = [f[field] for one in self.checks for f in one["findings"] if (f["statistic"], f["role"]) == place]
+        values = [
+            f[field]
+            for one in self.checks
+            for f in one["findings"]
+            if (f["statistic"], f["role"]) == place
+        ]
         return None if None in values else fmean(values)
 
     @property
     def in_place(self) -> int:
         """Repetitions in which a finding that is expected to fail is among those that did."""
         return sum(
-            any(f["verdict"] == "fail" and (f["statistic"], f["role"]) in self.case.expected for f in one["findings"])
+            any(
+                f["verdict"] == "fail" and (f["statistic"], f["role"]) in self.case.expected
+                for f in one["findings"]
+            )
             for one in self.checks
         )
 
@@ -261,7 +298,11 @@ def wrong_lines(tallies: Sequence[Tally]) -> Iterator[str]:
 def right_lines(tallies: Sequence[Tally]) -> Iterator[str]:
     yield f"{'right plan':<27}{'over':<7}{'false alarms':>13}{'inconclusive':>14}{'pass':>6}   steepest on average"
     for tally in tallies:
-        places = [(f["statistic"], f["role"]) for f in tally.checks[0]["findings"] if f["role"] not in GROWING]
+        places = [
+            (f["statistic"], f["role"])
+            for f in tally.checks[0]["findings"]
+            if f["role"] not in GROWING
+        ]
         place = max(places, key=lambda place: abs(tally.mean(place, "slope") or 0.0))
         yield (
             f"{tally.case.name:<27}{tally.case.over:<7}{tally.share('fail'):>13}"
@@ -320,7 +361,8 @@ def carried_out(repetitions: int, folder: Path) -> list[Tally]:
         report=lambda done, total: print(f"{done} of {total} checks", file=sys.stderr),
     )
     return [
-        Tally(case, [results[f"{case.name} over {case.over}, {k}"] for k in range(1, repetitions + 1)])
+        Tally(case, [results[f"{case.name} over {case.over}, "
+                             f"{k}"] for k in range(1, repetitions + 1)])
         for case in CASES
     ]  # fmt: skip
 
@@ -329,19 +371,25 @@ def main() -> int:
     repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     with tempfile.TemporaryDirectory() as scratch:
         tallies = carried_out(repetitions, Path(sys.argv[2] if len(sys.argv) > 2 else scratch))
-    wrong, right = ([tally for tally in tallies if tally.case.wrong is side] for side in (True, False))
+    wrong, right = (
+        [tally for tally in tallies if tally.case.wrong is side] for side in (True, False)
+    )
     for lines in (wrong_lines(wrong), right_lines(right), detail_lines(tallies)):
         print("\n".join(lines), end="\n\n")
     for over, values in RANGES.items():
         print(f"over {over}: {values}")
     seconds = sum(one["seconds"] for tally in tallies for one in tally.checks)
     print(
-        f"adamw, lr {Setup.lr:.3g}, std {Setup.std}, ε {Setup.eps} ({EPS} where large or unscaled); tolerance ±0.1 "
+        f"adamw, lr {Setup.lr:.3g}, std {Setup.std}, ε {Setup.eps} ({EPS} where large or "
+        "unscaled); tolerance ±0.1 "
         f"at 95 % together\nrepetition k has seeds 100k, 100k + 1, …\n"
-        f"python drills/check_mutations.py {len(tallies[0].checks)}: {seconds / 60:.0f} minutes of one core in all"
+        f"python drills/check_mutations.py {len(tallies[0].checks)}: {seconds / 60:.0f} minutes of "
+        "one core in all"
     )
     missed = any(tally.count("fail") < 0.9 * len(tally.checks) for tally in wrong)
-    alarms = sum(tally.count("fail") for tally in right) > 0.05 * sum(len(tally.checks) for tally in right)
+    alarms = sum(tally.count("fail") for tally in right) > 0.05 * sum(
+        len(tally.checks) for tally in right
+    )
     return 1 if missed or alarms else 0
 
 

@@ -2,10 +2,10 @@
 
     python drills/early_stopping.py [STUDY]
 
-Every run is measured, as it would have been, against every run of its seed that lies within one power of two of the
-optimum: such a run is the best so far in a search that has begun. Counted are runs by their distance from the optimum:
-how many are stopped, what share of their tokens is spent, and how much worse the best of the stopped ones ended than
-the best run of its cell and seed.
+Every run is measured, as it would have been, against every run of its seed that lies within one
+power of two of the optimum: such a run is the best so far in a search that has begun. Counted are
+runs by their distance from the optimum: how many are stopped, what share of their tokens is spent,
+and how much worse the best of the stopped ones ended than the best run of its cell and seed.
 """
 
 import sys
@@ -39,12 +39,16 @@ def main(path: str = str(HERE / "results/gqa-dense")) -> None:
         cells.setdefault(trial.cell, []).append(trial)
     rows: dict[tuple[float, float], list[tuple[float | None, float]]] = {band: [] for band in BANDS}
     for trials in cells.values():
-        found = fit_optimum([t.log2_lr for t in trials], [t.loss for t in trials], [t.seed for t in trials])
+        found = fit_optimum(
+            [t.log2_lr for t in trials], [t.loss for t in trials], [t.seed for t in trials]
+        )
         assert found is not None
         for seed in {trial.seed for trial in trials}:
             runs = [trial for trial in trials if trial.seed == seed]
             lowest = min(trial.loss for trial in runs if trial.loss is not None)
-            for best in (trial for trial in runs if abs(trial.log2_lr - found.value) <= 1 and trial.loss):
+            for best in (
+                trial for trial in runs if abs(trial.log2_lr - found.value) <= 1 and trial.loss
+            ):
                 for run in runs:
                     distance = abs(run.log2_lr - found.value)
                     band = next(band for band in BANDS if band[0] <= distance < band[1])
@@ -56,7 +60,10 @@ def main(path: str = str(HERE / "results/gqa-dense")) -> None:
         stopped = [share for share, _ in found if share is not None]
         tokens = np.mean([1.0 if share is None else share for share, _ in found])
         harm = min((worse for share, worse in found if share is not None), default=float("nan"))
-        print(f"  {low:.1f}–{high:.1f} {len(found):12d} {len(stopped) / len(found):8.1%} {tokens:13.2f} {harm:12.3f}")
+        print(
+            f"  {low:.1f}–{high:.1f} {len(found):12d} {len(stopped) / len(found):8.1%} "
+            f"{tokens:13.2f} {harm:12.3f}"
+        )
 
 
 if __name__ == "__main__":

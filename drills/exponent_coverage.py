@@ -1,11 +1,12 @@
 """Do the intervals of the exponent γ hold the true one as often as they say?
 
-Made runs with the design of `kv-factor`: r = 1, 4 and 12, five factors, nine rates, three seeds. The loss is the sum of
-two bowls, one for the key/value weights, which see the rate times the factor, and one for all others; so the optimum of
-the rate falls as the factor grows, and each factor has a lowest loss of its own. Noise around the curves, how far they
-lean and how far the optima and levels of seeds lie apart are those of the runs of `results/gqa-dense`. The two true γ
-are drawn apart from each other. Exits with 1 if less than 92 % of the 95 % intervals hold, or if "one γ serves every r"
-is denied in more than 9 % of cases in which it does.
+Made runs with the design of `kv-factor`: r = 1, 4 and 12, five factors, nine rates, three seeds.
+The loss is the sum of two bowls, one for the key/value weights, which see the rate times the
+factor, and one for all others; so the optimum of the rate falls as the factor grows, and each
+factor has a lowest loss of its own. Noise around the curves, how far they lean and how far the
+optima and levels of seeds lie apart are those of the runs of `results/gqa-dense`. The two true γ
+are drawn apart from each other. Exits with 1 if less than 92 % of the 95 % intervals hold, or if
+"one γ serves every r" is denied in more than 9 % of cases in which it does.
 """
 
 import math
@@ -26,9 +27,13 @@ Array = NDArray[np.float64]
 RATES = np.arange(-2, 2.01, 0.5)
 REPETITIONS = 200
 SHARED_SPREAD, BLOCK_SPREAD, OWN_SPREAD = 0.02, 0.07, 0.07
-"""Octaves by which a seed's optimum lies off: everywhere, at one r, and in one cell; together 0.1, as recorded."""
+"""Octaves by which a seed's optimum lies off: everywhere, at one r, and in one cell; together 0.1,
+as recorded.
+"""
 SHARED_LEVEL, BLOCK_LEVEL, OWN_LEVEL = 0.0, 0.012, 0.003
-"""Nats by which a seed's loss lies off, everywhere, at one r and in one cell, beyond the noise of its runs."""
+"""Nats by which a seed's loss lies off, everywhere, at one r and in one cell, beyond the noise of
+its runs.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,18 @@ class Truth:
     leans: tuple[float, float]
 
     def height(self, u: Array, z: float, apart: float) -> Array:
-        """At a rate u octaves from the others' best, with a factor z, where the key/value weights' best is `apart`."""
-        return (1 - self.share) * shape(u, self.leans[0]) + self.share * shape(u + z - apart, self.leans[1])
+        """At a rate u octaves from the others' best, with a factor z, where the key/value weights'
+        best is `apart`.
+        """
+        return (1 - self.share) * shape(u, self.leans[0]) + self.share * shape(
+            u + z - apart, self.leans[1]
+        )
 
     def best(self, z: float, apart: float) -> float:
         found = minimize_scalar(
-            lambda u: float(self.height(np.array([u]), z, apart)[0]), bounds=(-4, 4), method="bounded"
+            lambda u: float(self.height(np.array([u]), z, apart)[0]),
+            bounds=(-4, 4),
+            method="bounded",
         )
         return float(found.x)
 
@@ -56,7 +67,9 @@ def factors(r: int) -> list[float]:
     return [-1.0, 0.0, log2_paper_factor(r), math.log2(r) / 2, math.log2(r)]
 
 
-def drawn(truth: Truth, cells: Sequence[Recorded], random: np.random.Generator, seeds: int = 3) -> list[Factored]:
+def drawn(
+    truth: Truth, cells: Sequence[Recorded], random: np.random.Generator, seeds: int = 3
+) -> list[Factored]:
     """A study with these answers."""
     base, bend = 0.1, float(np.mean([cell.square for cell in cells]))
     residuals = np.concatenate([cell.residuals for cell in cells])
@@ -74,9 +87,19 @@ def drawn(truth: Truth, cells: Sequence[Recorded], random: np.random.Generator, 
             for seed in range(seeds):
                 own = others + here[seed] + OWN_SPREAD * random.standard_normal()
                 level = 2.2 + height[seed] + OWN_LEVEL * random.standard_normal()
-                losses = level + bend * truth.height(RATES - own, z, apart) + random.choice(residuals, len(RATES))
+                losses = (
+                    level
+                    + bend * truth.height(RATES - own, z, apart)
+                    + random.choice(residuals, len(RATES))
+                )
                 runs += [
-                    Measurement(rule="", member=Member(label=""), seed=seed, params={"lr": 2.0**x}, loss=float(y))
+                    Measurement(
+                        rule="",
+                        member=Member(label=""),
+                        seed=seed,
+                        params={"lr": 2.0**x},
+                        loss=float(y),
+                    )
                     for x, y in zip(RATES, losses, strict=True)
                 ]
             tried.append(Factored(r, z, runs))
@@ -86,7 +109,9 @@ def drawn(truth: Truth, cells: Sequence[Recorded], random: np.random.Generator, 
 def coverage(
     share: float, repetitions: int, seeds: int = 3, seed: int = 1
 ) -> dict[str, list[tuple[bool, float, bool]]]:
-    """For each question and draw: whether γ was held, half the interval's width, and whether one γ was denied."""
+    """For each question and draw: whether γ was held, half the interval's width, and whether one γ
+    was denied.
+    """
     cells, random = recorded_cells(), np.random.default_rng(seed)
     told: dict[str, list[tuple[bool, float, bool]]] = {"still": [], "loss": []}
     for _ in range(repetitions):
@@ -104,9 +129,15 @@ def coverage(
 
 
 def main() -> int:
-    print(f"{REPETITIONS} draws each: share of 95 % intervals that hold γ, of those with two ends, their median")
+    print(
+        f"{REPETITIONS} draws each: share of 95 % intervals that hold γ, of those with two ends, "
+        "their median"
+    )
     print('half-width, and how often "one γ serves r = 4 and 12" is denied, which it does\n')
-    print(f"{'share of the bend':>18}{'seeds':>7}  {'question':<9}{'held':>8}{'ends':>8}{'±':>7}{'denied':>8}")
+    print(
+        f"{'share of the bend':>18}{'seeds':>7}  "
+        f"{'question':<9}{'held':>8}{'ends':>8}{'±':>7}{'denied':>8}"
+    )
     good = True
     for share, seeds in ((0.05, 3), (0.15, 3), (0.3, 3), (0.15, 8)):
         for question, told in coverage(share, REPETITIONS, seeds).items():
@@ -115,7 +146,8 @@ def main() -> int:
             width = f"{np.median(halves):.2f}" if halves else "none"
             ends = 100 * len(halves) / len(told)
             print(
-                f"{share:>18}{seeds:>7}  {question:<9}{held:>6.1f} %{ends:>6.0f} %{width:>7}{denied:>6.1f} %",
+                f"{share:>18}{seeds:>7}  {question:<9}{held:>6.1f} %{ends:>6.0f} "
+                f"%{width:>7}{denied:>6.1f} %",
                 flush=True,
             )
             good = good and held >= 92 and denied <= 9

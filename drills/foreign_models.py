@@ -2,10 +2,11 @@
 
     python drills/foreign_models.py [MODEL …]
 
-For each model of `tests/foreign/cases.py`: how many roles had to be said, how many numbers of its plans are as the
-hand-written tables say (over the width, over the depth, over r), and what the coordinate check says of the plan over
-each of them and of standard parametrization over the width. Seeds are added while a check is inconclusive. Exits with 1
-on a wrong number, a failed check, or a check that does not see standard parametrization fail.
+For each model of `tests/foreign/cases.py`: how many roles had to be said, how many numbers of its
+plans are as the hand-written tables say (over the width, over the depth, over r), and what the
+coordinate check says of the plan over each of them and of standard parametrization over the width.
+Seeds are added while a check is inconclusive. Exits with 1 on a wrong number, a failed check, or a
+check that does not see standard parametrization fail.
 """
 
 import sys
@@ -55,10 +56,16 @@ VALUES: Mapping[str, Mapping[str, Sequence[int]]] = {
 NARROW = {"timm's ResNet": (32, 64, 128)}
 """Widths of what would take long: its fans are 9 times as large."""
 KNOWN = {
-    (name, "depth"): "x0_lambdas adds a tenth of the first stream in every block, at any depth; the plan warns of it"
+    (
+        name,
+        "depth",
+    ): "x0_lambdas adds a tenth of the first stream in every block, at any depth; the plan warns "
+    "of it"
     for name in ("nanochat", "nanochat, no value tables")
 }
-"""Checks that must fail, with the reason: the stream grows with the depth by a constant of the model's own."""
+"""Checks that must fail, with the reason: the stream grows with the depth by a constant of the
+model's own.
+"""
 SETUP = Setup(batch=4, sequence=128)
 STEPS = 2
 SEEDS = (3, 6, 12)
@@ -91,7 +98,14 @@ class Row:
     def cells(self) -> list[str]:
         right = f"{self.numbers - len(self.wrong)}/{self.numbers}"
         checks = [_verdict(self.checks.get(name)) for name in VALUES]
-        return [self.case.name, str(self.parameters), str(len(self.case.roles)), right, *checks, _verdict(self.sp)]
+        return [
+            self.case.name,
+            str(self.parameters),
+            str(len(self.case.roles)),
+            right,
+            *checks,
+            _verdict(self.sp),
+        ]
 
     def faults(self) -> Iterator[str]:
         yield from self.wrong
@@ -132,7 +146,9 @@ def _worst(result: CheckResult) -> str:
     if worst is None or worst.verdict == "pass":
         return "; ".join(missing) or "nothing was judged"
     flat = worst.flatness
-    slope = f"{worst.label} of {worst.role} {flat.slope.value:+.3f} [{flat.low:+.3f}, {flat.high:+.3f}]"
+    slope = (
+        f"{worst.label} of {worst.role} {flat.slope.value:+.3f} [{flat.low:+.3f}, {flat.high:+.3f}]"
+    )
     return "; ".join([*missing, slope])
 
 
@@ -148,7 +164,11 @@ def numbers(case: Case) -> tuple[int, list[str]]:
 
 def _quantities(case: Case) -> list[str]:
     """What can be varied."""
-    return ["width", *(["depth"] if case.deepens else []), *(["r"] if case.shares or case.fused else [])]
+    return [
+        "width",
+        *(["depth"] if case.deepens else []),
+        *(["r"] if case.shares or case.fused else []),
+    ]
 
 
 def check(case: Case, quantity: str, rule: str, reading: Reading, folder: Path) -> CheckResult:
@@ -173,7 +193,9 @@ def check(case: Case, quantity: str, rule: str, reading: Reading, folder: Path) 
 def judged(case: Case, folder: Path) -> Row:
     plan = planned(case, case.model(**TARGET), case.model(**BASE))
     total, wrong = numbers(case)
-    checks = {name: check(case, name, "gqa-mup", plan.reading, folder) for name in _quantities(case)}
+    checks = {
+        name: check(case, name, "gqa-mup", plan.reading, folder) for name in _quantities(case)
+    }
     sp = check(case, "width", "sp", plan.reading, folder)
     return Row(case, len(plan.parameters), total, wrong, checks, sp)
 
@@ -194,9 +216,25 @@ def main() -> int:
     names = sys.argv[1:] or [*CASES, TORCHTITAN.name]
     began, wrong = time.perf_counter(), 0
     widths, depths, heads = (", ".join(map(str, *values.values())) for values in VALUES.values())
-    print(f"widths {widths}; depths {depths}; key/value heads {heads} of {SHAPES['r']['width'] // HEAD}")
+    print(
+        f"widths {widths}; depths {depths}; key/value heads {heads} of "
+        f"{SHAPES['r']['width'] // HEAD}"
+    )
     print(f"AdamW, lr {SETUP.lr:.3g}, {STEPS} steps; flat is within ±0.1\n")
-    print(line(["model", "parameters", "roles", "numbers", "over width", "over depth", "over r", "SP over width"]))
+    print(
+        line(
+            [
+                "model",
+                "parameters",
+                "roles",
+                "numbers",
+                "over width",
+                "over depth",
+                "over r",
+                "SP over width",
+            ]
+        )
+    )
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             if name == TORCHTITAN.name:

@@ -1,9 +1,10 @@
-"""Kill −9 at random moments, run again: the same metrics and weights, to the bit, as a run that nobody disturbed.
+"""Kill −9 at random moments, run again: the same metrics and weights, to the bit, as a run that
+nobody disturbed.
 
     python drills/kill_and_resume.py [KILLS [STEPS]]
 
-Each attempt is a process of its own, killed a random time after a random number of steps; then the same config is run
-again in the same folder.
+Each attempt is a process of its own, killed a random time after a random number of steps; then the
+same config is run again in the same folder.
 """
 
 import hashlib
@@ -34,7 +35,9 @@ CONFIG = RunConfig.from_dict(
 
 
 def attempt(folder: Path, steps: int | None, seconds: float = 0.0) -> bool:
-    """Run in a child, killed so many seconds after it has done so many steps; whether it came to its end."""
+    """Run in a child, killed so many seconds after it has done so many steps; whether it came to
+    its end.
+    """
     lines = written(folder)
     child = os.fork()
     if child == 0:
@@ -69,7 +72,11 @@ def written(folder: Path) -> int:
 
 def digest(folder: Path) -> dict[str, str]:
     """What a finished run left behind."""
-    files = [folder / "metrics.jsonl", folder / "record.json", *sorted((folder / "checkpoint").glob("*.safetensors"))]
+    files = [
+        folder / "metrics.jsonl",
+        folder / "record.json",
+        *sorted((folder / "checkpoint").glob("*.safetensors")),
+    ]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
 
 
@@ -81,7 +88,9 @@ def main() -> int:
         undisturbed, disturbed = Path(scratch, "undisturbed"), Path(scratch, "disturbed")
         assert attempt(undisturbed, None)
         kills, reached = 0, [0]
-        while kills < wanted and not attempt(disturbed, chance.randint(1, 40), chance.uniform(0, 0.03)):
+        while kills < wanted and not attempt(
+            disturbed, chance.randint(1, 40), chance.uniform(0, 0.03)
+        ):
             kills += 1
             reached.append(written(disturbed))
         while not attempt(disturbed, None):
@@ -92,7 +101,9 @@ def main() -> int:
     print(f"lines at each kill: {', '.join(str(count) for count in reached[1:])}\n")
     for name in expected | found:
         same = expected.get(name) == found.get(name)
-        print(f"{name:<32}{expected.get(name)}  {found.get(name)}  {'same' if same else 'DIFFERENT'}")
+        print(
+            f"{name:<32}{expected.get(name)}  {found.get(name)}  {'same' if same else 'DIFFERENT'}"
+        )
     return 0 if expected == found and kills == wanted else 1
 
 

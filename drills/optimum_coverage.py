@@ -1,10 +1,11 @@
 """Does the interval of an optimum hold the true one as often as it says?
 
-Curves are made with the noise, the curvature, the lean and the spread of seeds that the runs of `results/gqa-dense`
-have: each draw takes one of its cells, draws that cell's own residuals, and leans to one side, to the other, or to
-none. The optimum that must be held is that of all seeds, not of those that were run. Exits with 1 if the share of 95 %
-intervals that hold it leaves 93 to 97 % for 1, 3 or 10 seeds on either grid (for two seeds and for curves that do not
-lean, which get more than they need, if it falls below 93 %), or if a case that must be flagged is not.
+Curves are made with the noise, the curvature, the lean and the spread of seeds that the runs of
+`results/gqa-dense` have: each draw takes one of its cells, draws that cell's own residuals, and
+leans to one side, to the other, or to none. The optimum that must be held is that of all seeds, not
+of those that were run. Exits with 1 if the share of 95 % intervals that hold it leaves 93 to 97 %
+for 1, 3 or 10 seeds on either grid (for two seeds and for curves that do not lean, which get more
+than they need, if it falls below 93 %), or if a case that must be flagged is not.
 """
 
 import json
@@ -27,15 +28,25 @@ Fit = Callable[[Sequence[float], Sequence[float], Sequence[int]], Optimum | None
 RECORDS = Path(__file__).parents[1] / "results" / "gqa-dense" / "records.jsonl"
 REPETITIONS = 1000
 SEEDS = (1, 2, 3, 10)
-GRIDS = {"17 rates, 1/4 octave": np.arange(-2, 2.01, 0.25), "9 rates, 1/2 octave": np.arange(-2, 2.01, 0.5)}
-SPARSE = {"5 rates, 1/2 octave": np.arange(-1, 1.01, 0.5), "5 rates, 1 octave": np.arange(-2, 2.01, 1.0)}
+GRIDS = {
+    "17 rates, 1/4 octave": np.arange(-2, 2.01, 0.25),
+    "9 rates, 1/2 octave": np.arange(-2, 2.01, 0.5),
+}
+SPARSE = {
+    "5 rates, 1/2 octave": np.arange(-1, 1.01, 0.5),
+    "5 rates, 1 octave": np.arange(-2, 2.01, 1.0),
+}
 LEANS = (-0.6, 0.0, 0.6)
-"""k of 2(e^(ku) − ku − 1)/k², which is u² + (k/3)u³ + …: 0.2 of lean to either side, as recorded, and none."""
+"""k of 2(e^(ku) − ku − 1)/k², which is u² + (k/3)u³ + …: 0.2 of lean to either side, as recorded,
+and none.
+"""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the runs of one cell say, by plain least squares: a cubic with an own slope and level for each seed."""
+    """What the runs of one cell say, by plain least squares: a cubic with an own slope and level
+    for each seed.
+    """
 
     square: float
     lean: float
@@ -50,14 +61,18 @@ def recorded_cells(reach: float = 2.0) -> list[Recorded]:
     runs: dict[str, list[tuple[float, float, int]]] = {}
     for line in RECORDS.read_text(encoding="utf-8").splitlines()[1:]:
         trial = json.loads(line)["result"]
-        runs.setdefault(trial["cell"], []).append((math.log2(trial["params"]["lr"]), trial["loss"], trial["seed"]))
+        runs.setdefault(trial["cell"], []).append(
+            (math.log2(trial["params"]["lr"]), trial["loss"], trial["seed"])
+        )
     runs.pop("gqa-mup.n_kv_heads-12", None)  # at r = 1 the runs of complete-p
     return [_recorded(np.array(rows), reach) for rows in runs.values()]
 
 
 def _recorded(rows: Array, reach: float) -> Recorded:
     x, y, seed = rows.T
-    centre = x[np.argmin(np.convolve(y, np.ones(3) / 3, mode="same") + 9 * (np.abs(x - x.mean()) > 1.9))]
+    centre = x[
+        np.argmin(np.convolve(y, np.ones(3) / 3, mode="same") + 9 * (np.abs(x - x.mean()) > 1.9))
+    ]
     for _ in range(5):
         near = np.abs(x - centre) <= reach
         u, belongs = x[near] - centre, (seed[near][:, None] == np.unique(seed)).astype(float)
@@ -92,7 +107,9 @@ def shape(u: Array, k: float) -> Array:
 
 @dataclass(frozen=True)
 class Case:
-    """Curves to be drawn: which rates, how they lean, how many seeds, and how far those lie apart."""
+    """Curves to be drawn: which rates, how they lean, how many seeds, and how far those lie
+    apart.
+    """
 
     grid: Array
     lean: float
@@ -109,7 +126,10 @@ class Case:
             noise = random.choice(cell.residuals, len(self.grid))
             xs += self.grid.tolist()
             ys += (
-                2.2 + 0.02 * random.standard_normal() + cell.square * shape(self.grid - own, self.lean) + noise
+                2.2
+                + 0.02 * random.standard_normal()
+                + cell.square * shape(self.grid - own, self.lean)
+                + noise
             ).tolist()
             groups += [seed] * len(self.grid)
         return xs, ys, groups
@@ -123,8 +143,12 @@ class Coverage:
     flags: dict[str, float]
 
 
-def coverage(case: Case, repetitions: int, fit: Fit = fit_optimum, *, reach: float = 0.4, seed: int = 0) -> Coverage:
-    """How often the interval holds the optimum, its median half-width, and how often it has two ends."""
+def coverage(
+    case: Case, repetitions: int, fit: Fit = fit_optimum, *, reach: float = 0.4, seed: int = 0
+) -> Coverage:
+    """How often the interval holds the optimum, its median half-width, and how often it has two
+    ends.
+    """
     cells, random = recorded_cells(), np.random.default_rng(seed)
     held, halves, flags = 0, [], dict[str, int]()
     for _ in range(repetitions):
@@ -146,10 +170,14 @@ def parabola(x: Sequence[float], y: Sequence[float], seeds: Sequence[int]) -> Op
     return fit_optimum(x, y, seeds, asymmetry=0, reach=1.5)
 
 
-def study_coverage(repetitions: int, spreads: Sequence[float], seed: int = 0) -> tuple[float, float, float, float]:
-    """Three rules × three members × three seeds, all with one optimum: how often optima, drifts and differences hold.
+def study_coverage(
+    repetitions: int, spreads: Sequence[float], seed: int = 0
+) -> tuple[float, float, float, float]:
+    """Three rules × three members × three seeds, all with one optimum: how often optima, drifts and
+    differences hold.
 
-    Returns the shares of optima, of drifts and of differences between drifts that hold, and the median half-width.
+    Returns the shares of optima, of drifts and of differences between drifts that hold, and the
+    median half-width.
     """
     cells, random = recorded_cells(), np.random.default_rng(seed)
     optima = drifts = differences = 0
@@ -181,10 +209,12 @@ def main() -> int:
         f"records: {len(cells)} cells, lean {recorded_lean(cells):.2f} within 2 octaves and "
         f"{recorded_lean(recorded_cells(1.5)):.2f} within 1.5 (used: {ASYMMETRY}), spread of seeds "
         f"{recorded_spread(cells):.3f} octaves (used: {RECORDED_SPREAD}), noise "
-        f"{min(c.residuals.std() for c in cells):.3f} to {max(c.residuals.std() for c in cells):.3f} nats"
+        f"{min(c.residuals.std() for c in cells):.3f} to "
+        f"{max(c.residuals.std() for c in cells):.3f} nats"
     )
     print(
-        f"{REPETITIONS} draws each: share of 95 % intervals that hold the optimum, median half-width, share with ends\n"
+        f"{REPETITIONS} draws each: share of 95 % intervals that hold the optimum, median "
+        "half-width, share with ends\n"
     )
     print(f"{'rates':<22}{'k':>5}{'seeds':>6} | {'fit_optimum':^22} | {'parabola, ±1.5':^22}")
     good = _grids(GRIDS, judged=True)
@@ -194,11 +224,19 @@ def main() -> int:
     for seeds in SEEDS:
         apart = Case(GRIDS["9 rates, 1/2 octave"], 0.6, seeds, 2 * RECORDED_SPREAD)
         print(f"{seeds:>33} | {_text(coverage(apart, REPETITIONS))}")
-    print("\na study of 9 cells × 3 seeds, 9 rates each: share of optima, of drifts over r, and of differences between")
+    print(
+        "\na study of 9 cells × 3 seeds, 9 rates each: share of optima, of drifts over r, and of "
+        "differences between"
+    )
     print("the drifts of two rules that hold, and the median half-width of an optimum")
-    for name, spreads in (("as recorded", [0.1] * 9), ("from 0.05 to 0.2", np.geomspace(0.05, 0.2, 9).tolist())):
+    for name, spreads in (
+        ("as recorded", [0.1] * 9),
+        ("from 0.05 to 0.2", np.geomspace(0.05, 0.2, 9).tolist()),
+    ):
         *held, half = study_coverage(300, spreads)
-        print(f"  spread {name:<18} {'  '.join(f'{100 * share:.1f}' for share in held)}  ±{half:.2f}")
+        print(
+            f"  spread {name:<18} {'  '.join(f'{100 * share:.1f}' for share in held)}  ±{half:.2f}"
+        )
     return 0 if _flagged() and good else 1
 
 
@@ -210,7 +248,9 @@ def _grids(grids: dict[str, Array], *, judged: bool) -> bool:
                 case = Case(grid, lean, seeds)
                 ours, plain = coverage(case, REPETITIONS), coverage(case, REPETITIONS, parabola)
                 print(f"{name:<22}{lean:>5}{seeds:>6} | {_text(ours)} | {_text(plain)}", flush=True)
-                good = good and (not judged or 0.93 <= ours.held <= (0.97 if lean and seeds != 2 else 1))
+                good = good and (
+                    not judged or 0.93 <= ours.held <= (0.97 if lean and seeds != 2 else 1)
+                )
     return good
 
 
@@ -227,7 +267,9 @@ def _flagged() -> bool:
     flat, random = 0, np.random.default_rng(0)
     for _ in range(200):
         xs, seeds = np.tile(grid, 3), np.repeat(np.arange(3), 9)
-        found = fit_optimum(xs.tolist(), (2 + 0.012 * random.standard_normal(27)).tolist(), seeds.tolist())
+        found = fit_optimum(
+            xs.tolist(), (2 + 0.012 * random.standard_normal(27)).tolist(), seeds.tolist()
+        )
         flat += found is not None and bool({"flat", "edge"} & set(found.flags))
     print(f"  no curve at all: flat or at the edge in {flat / 2:.1f} % (by chance 5 % look curved)")
     return beyond.flags.get("edge", 0) > 0.95 and flat >= 180

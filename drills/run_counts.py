@@ -1,7 +1,8 @@
 """How many runs does a claim need? Parts of the dense table, analysed as if no more had been run.
 
-For each part (seeds × distance of rates): half the 95 % interval of an optimum, of its drift with r, and of the
-difference of two rules' drifts, averaged over what the table has. A claim that needs less than these cannot be decided.
+For each part (seeds × distance of rates): half the 95 % interval of an optimum, of its drift with
+r, and of the difference of two rules' drifts, averaged over what the table has. A claim that needs
+less than these cannot be decided.
 """
 
 import itertools
@@ -21,7 +22,11 @@ SEEDS, STEPS = (42, 43, 44), (0.25, 0.5, 1.0)
 def parts(runs: list[Measurement], count: int, step: float) -> Iterator[list[Measurement]]:
     """Every choice of so many seeds."""
     for chosen in itertools.combinations(SEEDS, count):
-        yield [run for run in runs if run.seed in chosen and math.isclose(run.log2("lr") / step % 1, 0, abs_tol=1e-6)]
+        yield [
+            run
+            for run in runs
+            if run.seed in chosen and math.isclose(run.log2("lr") / step % 1, 0, abs_tol=1e-6)
+        ]
 
 
 def half(found: list[Estimate]) -> str:
@@ -35,14 +40,22 @@ def half(found: list[Estimate]) -> str:
 
 def main() -> None:
     runs, axis = measured(Study.open(DENSE))
-    print(f"{'seeds':>5}{'rates':>7}{'runs a cell':>13}  {'optimum':<24}{'drift with r':<24}difference of drifts")
+    print(
+        f"{'seeds':>5}{'rates':>7}{'runs a cell':>13}  "
+        f"{'optimum':<24}{'drift with r':<24}difference of drifts"
+    )
     for count, step in itertools.product((1, 2, 3), STEPS):
         found = [analyse(part, axis=axis) for part in parts(runs, count, step)]
         optima = [cell.found["lr"] for one in found for cell in one.cells]
         drifts = [transfer.drift for one in found for transfer in one.transfers if transfer.drift]
-        both = [one.difference for some in found for one in some.comparisons if one.quantity == "drift"]
+        both = [
+            one.difference for some in found for one in some.comparisons if one.quantity == "drift"
+        ]
         rates = round(4 / step) + 1
-        print(f"{count:>5}{rates:>7}{count * rates:>13}  {half(optima):<24}{half(drifts):<24}{half(both)}")
+        print(
+            f"{count:>5}{rates:>7}{count * rates:>13}  "
+            f"{half(optima):<24}{half(drifts):<24}{half(both)}"
+        )
     print("octaves; drifts for each doubling of r, over r = 1, 4, 12")
 
 

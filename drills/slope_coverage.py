@@ -1,10 +1,12 @@
-"""Does the interval of `fit_slope` cover the true slope as often as it says, and is any other interval narrower?
+"""Does the interval of `fit_slope` cover the true slope as often as it says, and is any other
+interval narrower?
 
-Every method sees the same draws: S seeds at V values of x from 1 to 12, each seed with a level of its own, and noise of
-standard deviation 1 where it is even. The true slope is 0. Half-widths are means, at 95 % and, as the verdicts use it,
-corrected for 12 comparisons (nominal 99.58 %). The chosen method is written out for many draws at once, and must agree
-with `fit_slope` on the first of them. Exits with 1 if the chosen interval leaves 93 to 97 % under even noise, or falls
-below 93 % where the noise grows or shrinks with √x.
+Every method sees the same draws: S seeds at V values of x from 1 to 12, each seed with a level of
+its own, and noise of standard deviation 1 where it is even. The true slope is 0. Half-widths are
+means, at 95 % and, as the verdicts use it, corrected for 12 comparisons (nominal 99.58 %). The
+chosen method is written out for many draws at once, and must agree with `fit_slope` on the first of
+them. Exits with 1 if the chosen interval leaves 93 to 97 % under even noise, or falls below 93 %
+where the noise grows or shrinks with √x.
 """
 
 import itertools
@@ -19,7 +21,8 @@ from scipy import stats
 from mupscale.analysis import fit_slope
 
 Array = NDArray[np.float64]
-# A method takes draws (draw, seed, value) and a contrast, and gives the half-widths at each level (level, draw).
+# A method takes draws (draw, seed, value) and a contrast, and gives the half-widths at each level
+# (level, draw).
 Method = Callable[[Array, Array], Array]
 
 SEED = 0
@@ -61,13 +64,17 @@ def heavy_tails(rng: np.random.Generator, x: Array, shape: tuple[int, ...]) -> A
 
 
 def own_slopes(rng: np.random.Generator, x: Array, shape: tuple[int, ...]) -> Array:
-    """Each seed has a slope of its own, which varies as much as the noise makes a seed's slope vary."""
+    """Each seed has a slope of its own, which varies as much as the noise makes a seed's slope
+    vary.
+    """
     size = np.linalg.norm(contrast_of(x))
     return even(rng, x, shape) + size * rng.standard_normal((*shape[:2], 1)) * np.log(x)
 
 
 def own_steep_slopes(rng: np.random.Generator, x: Array, shape: tuple[int, ...]) -> Array:
-    """The same with standard deviation 1, like the noise: 3 to 4 times the variance that noise gives a slope."""
+    """The same with standard deviation 1, like the noise: 3 to 4 times the variance that noise
+    gives a slope.
+    """
     return even(rng, x, shape) + rng.standard_normal((*shape[:2], 1)) * np.log(x)
 
 
@@ -83,7 +90,9 @@ def residuals(logs: Array) -> Array:
 
 
 def t_widths(variance: Array, degrees_of_freedom: Array | float) -> Array:
-    return np.stack([stats.t.ppf((1 + c) / 2, degrees_of_freedom) * np.sqrt(variance) for c in CONFIDENCES])
+    return np.stack(
+        [stats.t.ppf((1 + c) / 2, degrees_of_freedom) * np.sqrt(variance) for c in CONFIDENCES]
+    )
 
 
 def slopes_variance(logs: Array, contrast: Array) -> Array:
@@ -92,11 +101,19 @@ def slopes_variance(logs: Array, contrast: Array) -> Array:
 
 def values_variance(logs: Array, contrast: Array) -> Array:
     _, seeds, values = logs.shape
-    return np.square(residuals(logs)).sum(axis=1) @ np.square(contrast) / (1 - 1 / values) / (seeds - 1) / seeds
+    return (
+        np.square(residuals(logs)).sum(axis=1)
+        @ np.square(contrast)
+        / (1 - 1 / values)
+        / (seeds - 1)
+        / seeds
+    )
 
 
 def satterthwaite(variances: Array, contrast: Array, seeds: int) -> Array:
-    """(S − 1) (tr MPΣP)²/tr (MPΣP)² for the weights M of `values_variance` and Σ = diag(variances), by draw."""
+    """(S − 1) (tr MPΣP)²/tr (MPΣP)² for the weights M of `values_variance` and Σ = diag(variances),
+    by draw.
+    """
     values = len(contrast)
     projection = np.eye(values) - 1 / values
     product = np.einsum("i,ij,nj,jk->nik", np.square(contrast), projection, variances, projection)
@@ -122,9 +139,13 @@ def by_value_fixed_df(logs: Array, contrast: Array) -> Array:
 
 
 def by_value_welch(logs: Array, contrast: Array) -> Array:
-    """Per-value variances with Welch and Satterthwaite's degrees of freedom, from the estimated variances."""
+    """Per-value variances with Welch and Satterthwaite's degrees of freedom, from the estimated
+    variances.
+    """
     estimated = np.square(residuals(logs)).sum(axis=1)
-    return t_widths(values_variance(logs, contrast), satterthwaite(estimated, contrast, logs.shape[1]))
+    return t_widths(
+        values_variance(logs, contrast), satterthwaite(estimated, contrast, logs.shape[1])
+    )
 
 
 def larger_fixed_df(logs: Array, contrast: Array) -> Array:
@@ -157,15 +178,16 @@ METHODS: tuple[Method, ...] = (
 def bootstrap(logs: Array, contrast: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     """Percentile bootstrap over seeds: whether each interval covers 0, and its half-width.
 
-    At three seeds one resample in 27 is the smallest slope three times, so the interval is from the smallest to the
-    largest: it misses whenever all three have one sign, which is every fourth time.
+    At three seeds one resample in 27 is the smallest slope three times, so the interval is from the
+    smallest to the largest: it misses whenever all three have one sign, which is every fourth time.
     """
     seeds = logs.shape[1]
     picks = rng.integers(seeds, size=(RESAMPLES, seeds))
     weights = (picks[:, :, None] == np.arange(seeds)).mean(axis=1)
     means = (logs[:BOOTSTRAPPED] @ contrast) @ weights.T
     low, high = (
-        np.quantile(means, [(1 + side * c) / 2 for c in CONFIDENCES], axis=1, method="inverted_cdf") for side in (-1, 1)
+        np.quantile(means, [(1 + side * c) / 2 for c in CONFIDENCES], axis=1, method="inverted_cdf")
+        for side in (-1, 1)
     )
     return (low <= 0) & (high >= 0), (high - low) / 2
 
@@ -192,11 +214,15 @@ def results(x: Array, logs: Array, rng: np.random.Generator) -> Iterator[tuple[s
 def broken(noise: str, method: str, coverage: float) -> bool:
     if method != fit_slope_chosen.__name__:
         return False
-    return (noise == "even" and not 0.93 <= coverage <= 0.97) or (noise in ("growing", "shrinking") and coverage < 0.93)
+    return (noise == "even" and not 0.93 <= coverage <= 0.97) or (
+        noise in ("growing", "shrinking") and coverage < 0.93
+    )
 
 
 def lines(rng: np.random.Generator) -> Iterator[tuple[str, int]]:
-    """A line of the table: a noise, a method and a number of seeds; and how many of its settings break the promise."""
+    """A line of the table: a noise, a method and a number of seeds; and how many of its settings
+    break the promise.
+    """
     for noise, seeds in itertools.product(NOISES, SEEDS):
         rows: dict[str, list[tuple[Array, Array]]] = {}
         for values in X:
@@ -207,16 +233,24 @@ def lines(rng: np.random.Generator) -> Iterator[tuple[str, int]]:
             for name, coverage, width in results(x, logs, rng):
                 rows.setdefault(name, []).append((coverage, width))
         for name, cells in rows.items():
-            figures = "".join(f" |{100 * c[0]:6.1f} {w[0]:5.2f}{100 * c[1]:7.2f} {w[1]:5.2f}" for c, w in cells)
+            figures = "".join(
+                f" |{100 * c[0]:6.1f} {w[0]:5.2f}{100 * c[1]:7.2f} {w[1]:5.2f}" for c, w in cells
+            )
             failures = sum(broken(noise.__name__, name, float(c[0])) for c, _ in cells)
             yield f"{noise.__name__:<17}{seeds:>3}  {name:<20}{figures}", failures
 
 
 def main() -> int:
     began, failures = time.perf_counter(), 0
-    print(f"seed {SEED}, {REPETITIONS} draws a cell: coverage in % and mean half-width, at 95 % and at 99.58 %")
+    print(
+        f"seed {SEED}, {REPETITIONS} draws a cell: coverage in % and mean half-width, at 95 % and "
+        "at 99.58 %"
+    )
     print(f"percentile bootstrap: the first {BOOTSTRAPPED} of them, {RESAMPLES} resamples\n")
-    print(f"{'noise':<17}{'S':>3}  {'method':<20}" + "".join(f" |{f'V = {values}':^26}" for values in X))
+    print(
+        f"{'noise':<17}{'S':>3}  {'method':<20}"
+        + "".join(f" |{f'V = {values}':^26}" for values in X)
+    )
     for line, broken_here in lines(np.random.default_rng(SEED)):
         print(line + ("  broken" if broken_here else ""), flush=True)
         failures += broken_here

@@ -1,8 +1,9 @@
-"""Does `spectral_norm` keep its promise? Thousands of matrices, kind by kind, against their true norms at rtol 1e-3.
+"""Does `spectral_norm` keep its promise? Thousands of matrices, kind by kind, against their true
+norms at rtol 1e-3.
 
-Matrices are float32. Where the singular values are chosen, the largest of them is the truth; elsewhere it is a float64
-SVD. Every matrix has its own generator, so that the random test of the power method is drawn anew each time. Exits
-with 1 if any norm is off by more than it may be.
+Matrices are float32. Where the singular values are chosen, the largest of them is the truth;
+elsewhere it is a float64 SVD. Every matrix has its own generator, so that the random test of the
+power method is drawn anew each time. Exits with 1 if any norm is off by more than it may be.
 """
 
 import math
@@ -37,7 +38,9 @@ class Maker:
 
     def __post_init__(self) -> None:
         rank = min(self.shape)
-        self.left, self.right = (torch.linalg.qr(self.normal(size, rank).double()).Q for size in self.shape)
+        self.left, self.right = (
+            torch.linalg.qr(self.normal(size, rank).double()).Q for size in self.shape
+        )
 
     def normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator)
@@ -51,14 +54,18 @@ class Maker:
         return basis[rows][:, order]
 
     def with_values(self, values: Tensor) -> tuple[Case, Tensor]:
-        """A matrix with these singular values, the largest first, and its right singular vectors as rows."""
+        """A matrix with these singular values, the largest first, and its right singular vectors as
+        rows.
+        """
         left, right = self.shuffled(self.left), self.shuffled(self.right)
         s = torch.zeros(min(self.shape), dtype=torch.float64)
         s[: len(values)] = values[: len(s)]
         return Case(((left * s) @ right.mT).float(), float(values[0])), right.mT.float()
 
     def bulk(self, *top: float, below: float = 0.5) -> Tensor:
-        return torch.cat([torch.tensor(top, dtype=torch.float64), self.uniform(0, below, min(self.shape))])
+        return torch.cat(
+            [torch.tensor(top, dtype=torch.float64), self.uniform(0, below, min(self.shape))]
+        )
 
 
 def measured(W: Tensor) -> Case:
@@ -96,7 +103,9 @@ def rank_one(make: Maker) -> Case:
 
 
 def fooling_start(make: Maker) -> Case:
-    """A start that is exactly the next 1 to 20 singular vectors, whose values are 0.3 % to 30 % smaller."""
+    """A start that is exactly the next 1 to 20 singular vectors, whose values are 0.3 % to 30 %
+    smaller.
+    """
     count = int(torch.randint(1, 20, (), generator=make.generator))
     smaller = make.uniform(0.7, 0.997, count).tolist()
     case, right = make.with_values(make.bulk(1.0, *smaller))
@@ -114,7 +123,9 @@ def bad_start(make: Maker) -> Case:
         make.normal(*right.shape),
         right[-16:],
     ]
-    return Case(case.W, case.norm, kinds[int(torch.randint(len(kinds), (), generator=make.generator))])
+    return Case(
+        case.W, case.norm, kinds[int(torch.randint(len(kinds), (), generator=make.generator))]
+    )
 
 
 FAMILIES: tuple[Callable[[Maker], Case], ...] = (
@@ -139,7 +150,9 @@ def lines() -> Iterator[tuple[str, int, int]]:
                 case = family(make)
                 for method in METHODS:
                     generator = torch.Generator().manual_seed(seed)
-                    result = spectral_norm(case.W, method, rtol=RTOL, start=case.start, generator=generator)
+                    result = spectral_norm(
+                        case.W, method, rtol=RTOL, start=case.start, generator=generator
+                    )
                     errors[method].append(abs(float(result) / case.norm - 1))
             for method, found in errors.items():
                 broken = sum(not error <= RTOL for error in found)
@@ -150,11 +163,17 @@ def lines() -> Iterator[tuple[str, int, int]]:
 def main() -> int:
     torch.set_num_threads(1)
     began, total, violations = time.perf_counter(), 0, 0
-    print(f"{'family':<14} {'shape':>11} {'method':<6} {'matrices':>9} {'worst error':>14} {'violations':>11}")
+    print(
+        f"{'family':<14} {'shape':>11} {'method':<6} {'matrices':>9} {'worst error':>14} "
+        f"{'violations':>11}"
+    )
     for line, count, broken in lines():
         print(line, flush=True)
         total, violations = total + count, violations + broken
-    print(f"\n{total} norms at rtol {RTOL:g}: {violations} violations ({time.perf_counter() - began:.0f} s)")
+    print(
+        f"\n{total} norms at rtol {RTOL:g}: {violations} violations "
+        f"({time.perf_counter() - began:.0f} s)"
+    )
     return 1 if violations else 0
 
 

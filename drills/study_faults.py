@@ -2,9 +2,10 @@
 
     python drills/study_faults.py [KILLS]
 
-Each kill is a SIGKILL: of a worker, of the driver, or of the driver and all its workers at once. The study is then run
-again, as a user would, until it ends. Two kinds of studies take turns: an adaptive search with a function that takes a
-fifth of a second, on two cells, and a grid of real training runs of a tiny model, which resume from their checkpoints.
+Each kill is a SIGKILL: of a worker, of the driver, or of the driver and all its workers at once.
+The study is then run again, as a user would, until it ends. Two kinds of studies take turns: an
+adaptive search with a function that takes a fifth of a second, on two cells, and a grid of real
+training runs of a tiny model, which resume from their checkpoints.
 """
 
 import json
@@ -57,15 +58,22 @@ KINDS = ("worker", "driver", "both")
 
 
 def begun(folder: Path) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder.parent), *sys.path]), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder.parent), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-m", "mupscale", "sweep", str(folder)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def outcome(folder: Path) -> list[dict[str, object]]:
     """All but times and attempts."""
     apart = ("began", "seconds", "attempts")
-    return [{k: v for k, v in t.to_dict().items() if k not in apart} for t in Study.open(folder).trials]
+    return [
+        {k: v for k, v in t.to_dict().items() if k not in apart} for t in Study.open(folder).trials
+    ]
 
 
 def in_database(folder: Path) -> Counter[str]:
@@ -77,7 +85,9 @@ def in_database(folder: Path) -> Counter[str]:
 def workers_of(driver: subprocess.Popen[bytes]) -> list[psutil.Process]:
     try:
         children = psutil.Process(driver.pid).children(recursive=True)
-        return [child for child in children if "mupscale.engines.worker" in " ".join(child.cmdline())]
+        return [
+            child for child in children if "mupscale.engines.worker" in " ".join(child.cmdline())
+        ]
     except psutil.NoSuchProcess:
         return []
 
@@ -121,7 +131,9 @@ def main(kills: str = "100") -> None:
         sys.exit(1)
 
 
-def disturb(study: Path, kind: str, seconds: float, chance: random.Random, count: Counter[str]) -> None:
+def disturb(
+    study: Path, kind: str, seconds: float, chance: random.Random, count: Counter[str]
+) -> None:
     driver = begun(study)
     time.sleep(chance.uniform(0.3, 1.0) * seconds)
     running = driver.poll() is None
@@ -147,17 +159,24 @@ def judge(study: Path, expected: list[dict[str, object]], count: Counter[str]) -
     count["studies"] += 1
 
 
-def report(counts: dict[tuple[str, str], Counter[str]], undisturbed: dict[str, list[dict[str, object]]]) -> None:
+def report(
+    counts: dict[tuple[str, str], Counter[str]], undisturbed: dict[str, list[dict[str, object]]]
+) -> None:
     sizes = ", ".join(f"{name}: {len(rows)} trials" for name, rows in undisturbed.items())
     print(f"studies ({sizes}), killed at a random moment and run again\n")
     columns = (
-        "studies", "kills", "before it ended", "did not end", "lost", "twice", "differ", "database differs",
+        "studies", "kills", "before it ended", "did not end", "lost", "twice", "differ", "database "
+                                                                                         "differs",
     )  # fmt: skip
     print(f"{'study':10s} {'killed':8s} " + "  ".join(columns))
     for (name, kind), count in sorted(counts.items()):
-        print(f"{name:10s} {kind:8s} " + "  ".join(str(count[column]).rjust(len(column)) for column in columns))
+        print(
+            f"{name:10s} {kind:8s} "
+            + "  ".join(str(count[column]).rjust(len(column)) for column in columns)
+        )
     print(
-        "\nlost, twice: trials; differ: studies whose final records are not equal, digit for digit, to those of the "
+        "\nlost, twice: trials; differ: studies whose final records are not equal, digit for "
+        "digit, to those of the "
         "undisturbed one"
     )
 

@@ -1,6 +1,8 @@
-"""A layer that mupscale does not know: say what it is in a dozen lines, derive its rule, put the numbers into the plan.
+"""A layer that mupscale does not know: say what it is in a dozen lines, derive its rule, put the
+numbers into the plan.
 
-The feed-forward part is gated, and r neighbouring channels share one gate, as query heads share a key/value head.
+The feed-forward part is gated, and r neighbouring channels share one gate, as query heads share a
+key/value head.
 
 python examples/custom_unit.py
 """
@@ -23,7 +25,10 @@ class Block(nn.Module):
         super().__init__()
         self.r, self.norm = r, nn.RMSNorm(width)
         self.shared_gate = nn.Linear(width, 4 * width // r, bias=False)
-        self.up_proj, self.down_proj = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.up_proj, self.down_proj = (
+            nn.Linear(width, 4 * width, bias=False),
+            nn.Linear(4 * width, width, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
@@ -69,7 +74,9 @@ except MupscaleError as refusal:  # nobody has said what the gate is, and it is 
 
 # A role gives the gate its place in the model; the unit then gives it its numbers.
 plan = mupscale.plan(model, base=base, roles={"*.shared_gate.weight": "hidden"})
-scaling = derive(Residual(SharedGate("d_ff", "n", "r"), "L", output=False), "adamw")  # inside a branch, not its end
+scaling = derive(
+    Residual(SharedGate("d_ff", "n", "r"), "L", output=False), "adamw"
+)  # inside a branch, not its end
 print(scaling)
 own = scaling.evaluate(
     base={"d_ff": 128, "n": 32, "r": 1, "L": 1},
@@ -77,7 +84,9 @@ own = scaling.evaluate(
 )
 values = {"init_std": own.init_std, "lr": own.lr, "weight_decay": own.weight_decay, "eps": own.eps}
 gates = {name: replace(p, **values) for name, p in plan.parameters.items() if "shared_gate" in name}
-plan = replace(plan, parameters={**plan.parameters, **gates})  # a plan is a value: this is another one
+plan = replace(
+    plan, parameters={**plan.parameters, **gates}
+)  # a plan is a value: this is another one
 
 plan.initialize_(model, std={"default": 0.18, "embedding": 0.1}, seed=0)
 optimizer = torch.optim.AdamW(plan.param_groups(model, lr=2**-7, weight_decay=0.1))

@@ -1,4 +1,5 @@
-"""FSDP2: plan on the meta device, shard, materialize, and initialize; the weights do not depend on the number of ranks.
+"""FSDP2: plan on the meta device, shard, materialize, and initialize; the weights do not depend on
+the number of ranks.
 
 pip install 'mupscale[hf]'
 torchrun --nproc-per-node 2 examples/fsdp2.py
@@ -39,7 +40,9 @@ for block in model.model.layers:
     fully_shard(block)
 fully_shard(model)
 model.to_empty(device=device)
-model._init_weights(model.model.rotary_emb)  # buffers hold no numbers either, and are the model's own affair
+model._init_weights(
+    model.model.rotary_emb
+)  # buffers hold no numbers either, and are the model's own affair
 plan.initialize_(model, std={"default": 0.18, "embedding": 0.1}, seed=0)
 optimizer = torch.optim.AdamW(plan.param_groups(model, lr=2**-7, weight_decay=0.1))
 

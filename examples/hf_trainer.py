@@ -1,4 +1,5 @@
-"""transformers' Trainer: hand it the plan's optimizer, and let the plan clip instead of the Trainer.
+"""transformers' Trainer: hand it the plan's optimizer, and let the plan clip instead of the
+Trainer.
 
 pip install 'mupscale[hf]' accelerate
 python examples/hf_trainer.py
@@ -9,7 +10,13 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, get_cosine_schedule_with_warmup
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+    get_cosine_schedule_with_warmup,
+)
 
 import mupscale
 
@@ -27,7 +34,9 @@ def config(width: int, layers: int) -> LlamaConfig:
 
 
 model = LlamaForCausalLM(config(width=128, layers=2))
-plan = mupscale.plan(model, base=config(width=32, layers=1))  # the base is what lr, decay and std were tuned on
+plan = mupscale.plan(
+    model, base=config(width=32, layers=1)
+)  # the base is what lr, decay and std were tuned on
 print(plan)
 std = {"default": 0.18, "embedding": 0.1}
 plan.initialize_(model, std=std, seed=0)
@@ -36,10 +45,14 @@ schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=5, num_tr
 plan.clip_before_step(optimizer, 1.0)
 
 text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8).long()
-data = [{"input_ids": piece, "labels": piece} for piece in text[: len(text) // CONTEXT * CONTEXT].split(CONTEXT)]
+data = [
+    {"input_ids": piece, "labels": piece}
+    for piece in text[: len(text) // CONTEXT * CONTEXT].split(CONTEXT)
+]
 arguments = TrainingArguments(
     output_dir=tempfile.mkdtemp(), max_steps=STEPS, per_device_train_batch_size=8, logging_steps=10,
-    max_grad_norm=0,  # the plan clips: the Trainer's own norm would depend on where factors were folded
+    # the plan clips: the Trainer's own norm would depend on where factors were folded
+    max_grad_norm=0,
     save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=torch.cuda.is_available(),
 )  # fmt: skip
 plan.verify(optimizer, model=model, std=std, trainer=arguments)  # class, values, weights, clipping

@@ -1,4 +1,5 @@
-"""Lightning: the plan's optimizer from configure_optimizers, and the plan's clipping instead of Lightning's.
+"""Lightning: the plan's optimizer from configure_optimizers, and the plan's clipping instead of
+Lightning's.
 
 pip install 'mupscale[hf]' lightning
 python examples/lightning_trainer.py
@@ -42,17 +43,25 @@ class Training(lightning.LightningModule):
         return loss
 
     def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
-        self.plan.clip_grad_norm_(self.model, 1.0)  # Lightning's own norm would depend on where factors were folded
+        self.plan.clip_grad_norm_(
+            self.model, 1.0
+        )  # Lightning's own norm would depend on where factors were folded
 
     def configure_optimizers(self) -> dict[str, Any]:
-        optimizer = torch.optim.AdamW(self.plan.param_groups(self.model, lr=2**-7, weight_decay=0.1))
-        schedule = get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=5, num_training_steps=STEPS)
+        optimizer = torch.optim.AdamW(
+            self.plan.param_groups(self.model, lr=2**-7, weight_decay=0.1)
+        )
+        schedule = get_cosine_schedule_with_warmup(
+            optimizer, num_warmup_steps=5, num_training_steps=STEPS
+        )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 lightning.seed_everything(0)
 model = LlamaForCausalLM(config(width=128, layers=2))
-plan = mupscale.plan(model, base=config(width=32, layers=1))  # the base is what lr, decay and std were tuned on
+plan = mupscale.plan(
+    model, base=config(width=32, layers=1)
+)  # the base is what lr, decay and std were tuned on
 print(plan)
 plan.initialize_(model, std={"default": 0.18, "embedding": 0.1}, seed=0)
 

@@ -24,11 +24,14 @@ def config(width: int, layers: int) -> LlamaConfig:
 
 
 model = LlamaForCausalLM(config(width=128, layers=2))
-# "muon" is torch's adjust_lr_fn="original"; for "match_rms_adamw" make the plan with "muon-match-rms".
+# "muon" is torch's adjust_lr_fn="original"; for "match_rms_adamw" make the plan with
+# "muon-match-rms".
 plan = mupscale.plan(model, base=config(width=32, layers=1), optimizer="muon")
 print(plan)
 plan.initialize_(model, std={"default": 0.18, "embedding": 0.1}, seed=0)
-muon = torch.optim.Muon(plan.param_groups(model, lr=0.02, weight_decay=0.1, optimizer="muon"), adjust_lr_fn="original")
+muon = torch.optim.Muon(
+    plan.param_groups(model, lr=0.02, weight_decay=0.1, optimizer="muon"), adjust_lr_fn="original"
+)
 adamw = torch.optim.AdamW(plan.param_groups(model, lr=2**-7, weight_decay=0.1, optimizer="adamw"))
 
 text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8).long()

@@ -1,4 +1,5 @@
-"""A model of your own in plain PyTorch: plan it against a narrow copy of itself, then train as ever.
+"""A model of your own in plain PyTorch: plan it against a narrow copy of itself, then train as
+ever.
 
 python examples/plain_pytorch.py
 """
@@ -18,13 +19,24 @@ class Block(nn.Module):
         super().__init__()
         self.head_dim, narrow = head_dim, kv_heads * head_dim
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.q_proj, self.o_proj = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-        self.k_proj, self.v_proj = nn.Linear(width, narrow, bias=False), nn.Linear(width, narrow, bias=False)
-        self.fc1, self.fc2 = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+        self.q_proj, self.o_proj = (
+            nn.Linear(width, width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.k_proj, self.v_proj = (
+            nn.Linear(width, narrow, bias=False),
+            nn.Linear(width, narrow, bias=False),
+        )
+        self.fc1, self.fc2 = (
+            nn.Linear(width, 4 * width, bias=False),
+            nn.Linear(4 * width, width, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         projections, y = (self.q_proj, self.k_proj, self.v_proj), self.norm1(x)
-        q, k, v = (project(y).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in projections)
+        q, k, v = (
+            project(y).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in projections
+        )
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + self.o_proj(mixed.transpose(1, 2).flatten(-2))
         return x + self.fc2(gelu(self.fc1(self.norm2(x))))

@@ -9,7 +9,11 @@ import pytest
 
 NODE = {"object_store_memory": 80 << 20}
 # A node that is lost is noticed in seconds, not in a quarter of a minute.
-QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 2}
+QUICK = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 2,
+}
 
 
 @contextmanager

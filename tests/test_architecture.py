@@ -16,7 +16,8 @@ ROOMS = [
     "errors", "records", "theory", "analysis", "norms", "reading", "planning", "optim", "models", "targets", "data",
     "training", "engines", "checks", "studies", "recipes", "reports", "paper", "cli",
 ]  # fmt: skip
-# The front doors open onto every room; mupscale/__init__ does so lazily, which the tests below check.
+# The front doors open onto every room; mupscale/__init__ does so lazily, which the tests below
+# check.
 DOORS = {"mupscale", "mupscale.__main__", "mupscale.testing"}
 
 
@@ -66,13 +67,19 @@ def upward_imports(graph: dict[str, set[str]]) -> list[str]:
         f"{module} imports {imported}"
         for module, targets in graph.items()
         for imported in targets
-        if module not in DOORS and imported not in DOORS and ROOMS.index(room(imported)) > ROOMS.index(room(module))
+        if module not in DOORS
+        and imported not in DOORS
+        and ROOMS.index(room(imported)) > ROOMS.index(room(module))
     ]
 
 
 def cycles(graph: dict[str, set[str]]) -> list[str]:
-    """Modules that reach themselves. A package and the modules it gathers count as one door, not as a circle."""
-    inner = {m: {t for t in targets if not m.startswith(f"{t}.")} - DOORS for m, targets in graph.items()}
+    """Modules that reach themselves. A package and the modules it gathers count as one door, not as
+    a circle.
+    """
+    inner = {
+        m: {t for t in targets if not m.startswith(f"{t}.")} - DOORS for m, targets in graph.items()
+    }
 
     def reaches(start: str) -> set[str]:
         seen: set[str] = set()
@@ -104,16 +111,32 @@ def test_no_module_imports_itself_in_a_circle():
 
 def test_inside_a_room_modules_import_each_other_directly():
     """Importing one's own package from inside it is the circle that import order hides."""
-    assert [f"{m} imports {t}" for m, targets in GRAPH.items() for t in targets - DOORS if m.startswith(f"{t}.")] == []
+    assert [
+        f"{m} imports {t}"
+        for m, targets in GRAPH.items()
+        for t in targets - DOORS
+        if m.startswith(f"{t}.")
+    ] == []
 
 
 @pytest.mark.parametrize(
     ("files", "check", "expected"),
     [
-        ({"theory/a.py": "def f():\n    from mupscale.cli import b", "cli/b.py": ""}, upward_imports, 1),
+        (
+            {"theory/a.py": "def f():\n    from mupscale.cli import b", "cli/b.py": ""},
+            upward_imports,
+            1,
+        ),
         ({"theory/a.py": "import mupscale.norms.b", "norms/b.py": ""}, upward_imports, 1),
         ({"cli/a.py": "from mupscale.theory import b", "theory/b.py": ""}, upward_imports, 0),
-        ({"theory/a.py": "from mupscale.theory.b import x", "theory/b.py": "import mupscale.theory.a"}, cycles, 2),
+        (
+            {
+                "theory/a.py": "from mupscale.theory.b import x",
+                "theory/b.py": "import mupscale.theory.a",
+            },
+            cycles,
+            2,
+        ),
         ({"theory/a.py": "from mupscale.theory.b import x", "theory/b.py": ""}, cycles, 0),
     ],
 )
@@ -142,8 +165,14 @@ def loaded_by(code: str) -> set[str]:
         ("import mupscale", {"torch", "sympy", "numpy", "scipy", "cyclopts"}),
         ("import mupscale.theory", {"torch", "numpy", "matplotlib"}),
         ("import mupscale.reports", {"torch", "matplotlib"}),
-        ("from mupscale.cli import main; main(['--help'])", {"torch", "sympy", "numpy", "matplotlib"}),
-        ("from mupscale.cli import main; main(['derive', '--help'])", {"torch", "sympy", "numpy", "matplotlib"}),
+        (
+            "from mupscale.cli import main; main(['--help'])",
+            {"torch", "sympy", "numpy", "matplotlib"},
+        ),
+        (
+            "from mupscale.cli import main; main(['derive', '--help'])",
+            {"torch", "sympy", "numpy", "matplotlib"},
+        ),
         ("from mupscale.cli import main; main(['table', '--json'])", {"torch", "matplotlib"}),
     ],
 )
@@ -160,7 +189,9 @@ def test_every_public_name_can_be_had():
 
 
 def test_nothing_is_unpickled_but_what_comes_through_a_workers_pipe():
-    """A file that is unpickled runs code: records, checkpoints and studies are JSON, TOML and safetensors."""
+    """A file that is unpickled runs code: records, checkpoints and studies are JSON, TOML and
+    safetensors.
+    """
     loaders = {
         str(path.relative_to(PACKAGE)): line.strip()
         for path in PACKAGE.rglob("*.py")
@@ -173,5 +204,10 @@ def test_nothing_is_unpickled_but_what_comes_through_a_workers_pipe():
 
 def test_no_command_goes_through_a_shell():
     words = ("shell=True", "os.system", "os.popen", "subprocess.getoutput")
-    found = [path.name for path in PACKAGE.rglob("*.py") for word in words if word in path.read_text(encoding="utf-8")]
+    found = [
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        for word in words
+        if word in path.read_text(encoding="utf-8")
+    ]
     assert found == []

@@ -9,20 +9,32 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-LAUNCHER = {"fsdp2.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]}  # torchrun
-OPTIONS = {"compiled_loop.py": ["--backend", "aot_eager"]}  # inductor's C++ takes longer than all the others together
+LAUNCHER = {
+    "fsdp2.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+}  # torchrun
+OPTIONS = {
+    "compiled_loop.py": ["--backend", "aot_eager"]
+}  # inductor's C++ takes longer than all the others together
 LOSS = re.compile(r"\bloss'?:? '?(\d+\.\d+)")
 
 
 def run(name: str) -> str:
     """What an example prints."""
-    command = [sys.executable, *LAUNCHER.get(name, []), str(EXAMPLES / name), *OPTIONS.get(name, [])]
+    command = [
+        sys.executable,
+        *LAUNCHER.get(name, []),
+        str(EXAMPLES / name),
+        *OPTIONS.get(name, []),
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
     try:
         printed, complaints = process.communicate(timeout=180)
     except subprocess.TimeoutExpired:
-        process.terminate()  # torchrun then ends its ranks, which it would leave behind if it were killed
+        # torchrun then ends its ranks, which it would leave behind if it were killed
+        process.terminate()
         printed, complaints = process.communicate(timeout=60)
     assert process.returncode == 0, complaints
     return printed

@@ -36,17 +36,23 @@ def test_a_number_that_json_lacks_is_refused_and_the_old_file_kept(bad, tmp_path
 
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_half_written(tmp_path):
-    """A real limit on the size of files, set in a process of its own, stands in for the full disk."""
+    """A real limit on the size of files, set in a process of its own, stands in for the full
+    disk.
+    """
     path = tmp_path / "rows.jsonl"
     path.write_text("old")
     code = (
-        "import resource, signal, sys; from pathlib import Path; from mupscale.records import write_whole\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "import resource, signal, sys; from pathlib import Path; from mupscale.records import "
+        "write_whole\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, "
+        "(1000, 1000))\n"
         "from mupscale.errors import StorageError\n"
         f"try: write_whole(Path({str(path)!r}), b'x' * 5000)\n"
         "except StorageError as error: print(error); sys.exit(error.exit_status)\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 4
     assert str(path) in result.stdout
     assert path.read_text() == "old"

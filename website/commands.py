@@ -7,5 +7,7 @@ from mupscale.cli.app import app
 
 def page() -> str:
     """Without its table of contents: the site shows one beside each page."""
-    text = re.sub(r"^## Table of Contents\n.*?(?=^\*\*Commands)", "", app.generate_docs(), flags=re.M | re.S)
+    text = re.sub(
+        r"^## Table of Contents\n.*?(?=^\*\*Commands)", "", app.generate_docs(), flags=re.M | re.S
+    )
     return text.replace("# mupscale\n", "# Commands\n", 1)

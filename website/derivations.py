@@ -1,4 +1,6 @@
-"""The derivations as a page: whatever `theory` derives, with its steps and sources, formulas as MathML."""
+"""The derivations as a page: whatever `theory` derives, with its steps and sources, formulas as
+MathML.
+"""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,6 @@
-"""For the API's page: examples inside docstrings become code, so that their output is not read as Markdown."""
+"""For the API's page: examples inside docstrings become code, so that their output is not read as
+Markdown.
+"""
 
 import re
 from typing import Any

@@ -1,4 +1,6 @@
-"""What the calculator page evaluates: the formulas of `mupscale.theory`, printed as JavaScript by the build."""
+"""What the calculator page evaluates: the formulas of `mupscale.theory`, printed as JavaScript by
+the build.
+"""
 
 import dataclasses
 import json
@@ -77,7 +79,9 @@ for name, scaling in scalings.items():
 
 
 def script() -> str:
-    """The text of `formulas.js`: data as JSON, and one function for each distinct formula; the same at every build."""
+    """The text of `formulas.js`: data as JSON, and one function for each distinct formula; the same
+    at every build.
+    """
     pools = Pools()
     data = {
         "sizes": list(SIZES),
@@ -88,16 +92,21 @@ def script() -> str:
         "decays": list(DECAYS),
         "presets": dict(_presets()),
         "tables": {
-            f"{rule} {optimizer} {decay}": [pools.table(table) for table in _tables(optimizer, rule, decay)]
+            f"{rule} {optimizer} {decay}": [
+                pools.table(table) for table in _tables(optimizer, rule, decay)
+            ]
             for rule, optimizer, decay in product(RULES.values(), OPTIMIZERS.values(), DECAYS)
         },
         "python": PYTHON,
         **pools.contents(),
     }
-    functions = ",\n".join(f"  ({{ {', '.join(SIZES)} }}) => {sympy.jscode(e)}" for e in pools.formulas)
+    functions = ",\n".join(
+        f"  ({{ {', '.join(SIZES)} }}) => {sympy.jscode(e)}" for e in pools.formulas
+    )
     return (
         "// Written by website/formulas.py from mupscale.theory when the site is built.\n"
-        f"window.mupscaleFormulas = {json.dumps(data, ensure_ascii=False, separators=(',', ':'))};\n"
+        "window.mupscaleFormulas = "
+        f"{json.dumps(data, ensure_ascii=False, separators=(',', ':'))};\n"
         f"window.mupscaleFormulas.functions = [\n{functions},\n];\n"
     )
 
@@ -127,9 +136,14 @@ class Pools:
         }
 
     def _column(self, column: Column) -> int:
-        formulas = tuple(_place(self.formulas, value) for value in column.scaling.expressions.values())
+        formulas = tuple(
+            _place(self.formulas, value) for value in column.scaling.expressions.values()
+        )
         steps = tuple(
-            _place(self.steps, (s.title, s.quantity[0], inline(s.value), s.reason, s.source, s.standing))
+            _place(
+                self.steps,
+                (s.title, s.quantity[0], inline(s.value), s.reason, s.source, s.standing),
+            )
             for s in column.scaling.steps
         )
         return _place(self.columns, (column.code, column.scaling.standing, formulas, steps))
@@ -148,8 +162,12 @@ def _place(pool: dict[Any, int], value: object) -> int:
     return pool.setdefault(value, len(pool))
 
 
-def _tables(optimizer: Optimizer, rule: Rule, decay: Decay) -> Iterator[tuple[list[Column], list[str]]]:
-    """The table with multipliers in the forward pass, and the one that folds them as a plan does."""
+def _tables(
+    optimizer: Optimizer, rule: Rule, decay: Decay
+) -> Iterator[tuple[list[Column], list[str]]]:
+    """The table with multipliers in the forward pass, and the one that folds them as a plan
+    does.
+    """
     scalings = {label: _derived(unit, optimizer, rule, decay) for label, unit in UNITS.items()}
     notes = Table(scalings, optimizer, rule, decay).notes
     yield [Column(scaling, _call(scaling)) for scaling in scalings.values()], notes
@@ -157,7 +175,11 @@ def _tables(optimizer: Optimizer, rule: Rule, decay: Decay) -> Iterator[tuple[li
     refusals: list[str] = []
     for label, scaling in scalings.items():
         try:
-            columns.append(Column(scaling.fold(), _call(scaling) + (".fold()" if scaling.multiplier != 1 else "")))
+            columns.append(
+                Column(
+                    scaling.fold(), _call(scaling) + (".fold()" if scaling.multiplier != 1 else "")
+                )
+            )
         except NotExactError as error:
             columns.append(Column(scaling, _call(scaling)))
             refusals.append(f"{label}: {error}")
@@ -203,10 +225,14 @@ def _unit(label: str, unit: Unit) -> Data:
 
 
 def _presets() -> Iterator[tuple[str, Data]]:
-    """Well-known models, each beside its thin copy. A tied readout has no row of its own here, so they are left out."""
+    """Well-known models, each beside its thin copy. A tied readout has no row of its own here, so
+    they are left out.
+    """
     for name, shape in SHAPES.items():
         if not shape.settings["tie_word_embeddings"]:
-            thin = with_width(shape.settings, PROXY["width"], fixed=True) | {"num_hidden_layers": PROXY["depth"]}
+            thin = with_width(shape.settings, PROXY["width"], fixed=True) | {
+                "num_hidden_layers": PROXY["depth"]
+            }
             yield name, {"target": _sizes(shape.settings), "base": _sizes(thin)}
 
 

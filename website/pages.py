@@ -1,8 +1,9 @@
-"""Lay out everything that the site is built from, in one folder that has the repository's own shape.
+"""Lay out everything that the site is built from, in one folder that has the repository's own
+shape.
 
-Guides, results and examples lie there as they do in a clone, so that one link serves the site, an editor and a code
-host. What can be derived is made here, from the code itself: derivations, the commands' help, the API, the calculator's
-formulas, and a page for each committed result.
+Guides, results and examples lie there as they do in a clone, so that one link serves the site, an
+editor and a code host. What can be derived is made here, from the code itself: derivations, the
+commands' help, the API, the calculator's formulas, and a page for each committed result.
 
     python -m website.pages build/pages && mkdocs build --strict
 """
@@ -16,7 +17,15 @@ from pathlib import Path
 from website import commands, derivations, formulas, reference, studies
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "RELEASING.md", "CITATION.cff", "LICENSE")
+COPIED = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "ARCHITECTURE.md",
+    "RELEASING.md",
+    "CITATION.cff",
+    "LICENSE",
+)
 FOLDERS = {
     "docs": (".md", ".js", ".css", ".png", ".svg"),
     "examples": (".md", ".py", ".toml"),
@@ -41,8 +50,14 @@ def sources() -> Iterator[Path]:
     """The files that are taken as they are."""
     named = [ROOT / name for name in COPIED]
     for name, endings in FOLDERS.items():
-        named += [path for path in sorted((ROOT / name).rglob("*")) if path.is_file() and path.suffix in endings]
-    yield from dict.fromkeys([*named, *(path for page in named if page.suffix == ".md" for path in linked(page))])
+        named += [
+            path
+            for path in sorted((ROOT / name).rglob("*"))
+            if path.is_file() and path.suffix in endings
+        ]
+    yield from dict.fromkeys(
+        [*named, *(path for page in named if page.suffix == ".md" for path in linked(page))]
+    )
 
 
 def linked(page: Path) -> Iterator[Path]:

@@ -1,4 +1,5 @@
-"""The picture of README.md, from committed results: what the rule does to updates, and what that did to the optimum.
+"""The picture of README.md, from committed results: what the rule does to updates, and what that
+did to the optimum.
 
 python -m website.picture docs/assets/overview.png
 """
@@ -41,14 +42,27 @@ def _updates(axes: Axes) -> None:
     for rule, (label, colour) in RULES.items():
         check = recorded_check(RESULTS / "coordinate-check" / "paper" / rule, 60)
         for role, line in (("key", "-"), ("value", "--")):
-            rows = Table(check.runs, "r").means(lambda run, role=role: by_step(run, STATISTICS["update"], role))
+            rows = Table(check.runs, "r").means(
+                lambda run, role=role: by_step(run, STATISTICS["update"], role)
+            )
             over = np.array(rows) / np.array(rows)[:, :1]
             found = [geometric(column) for column in over.T.tolist()]
             axes.plot(
-                check.x, [one.value for one in found], line, color=colour, marker="o", ms=3.5, label=f"{label}, {role}s"
+                check.x,
+                [one.value for one in found],
+                line,
+                color=colour,
+                marker="o",
+                ms=3.5,
+                label=f"{label}, {role}s",
             )
             axes.fill_between(
-                check.x, [one.low for one in found], [one.high for one in found], color=colour, alpha=0.15, lw=0
+                check.x,
+                [one.low for one in found],
+                [one.high for one in found],
+                color=colour,
+                alpha=0.15,
+                lw=0,
             )
     axes.set_ylim(0.25, 1.2)
     axes.set_title("Updates of shared keys and values", loc="left")
@@ -66,12 +80,22 @@ def _optima(axes: Axes) -> None:
             for name in ("position", "log2_optimum", "log2_optimum_low", "log2_optimum_high")
         )
         axes.errorbar(
-            at * shift, value, (value - low, high - value), color=colour, marker="o", ms=4, capsize=2, label=label
+            at * shift,
+            value,
+            (value - low, high - value),
+            color=colour,
+            marker="o",
+            ms=4,
+            capsize=2,
+            label=label,
         )
     axes.set_ylim(-7.5, -4.5)
     axes.set_title("Best learning rate of a small model", loc="left")
     axes.set_ylabel("log2 of the base rate, 95 % interval")
-    _note(axes, f"width 96, 2 tokens a parameter, 3 seeds: {sum(int(row['runs']) for row in rows)} runs")
+    _note(
+        axes,
+        f"width 96, 2 tokens a parameter, 3 seeds: {sum(int(row['runs']) for row in rows)} runs",
+    )
 
 
 def _note(axes: Axes, text: str) -> None:
@@ -79,10 +103,18 @@ def _note(axes: Axes, text: str) -> None:
 
 
 def drawn(figure: Figure) -> list[list[list[float]]]:
-    """Every point, which the file carries along: so a test can tell when the results have moved on."""
-    return [np.asarray(line.get_xydata()).round(6).tolist() for axes in figure.axes for line in axes.lines]
+    """Every point, which the file carries along: so a test can tell when the results have moved
+    on.
+    """
+    return [
+        np.asarray(line.get_xydata()).round(6).tolist()
+        for axes in figure.axes
+        for line in axes.lines
+    ]
 
 
 if __name__ == "__main__":
     made = picture()
-    made.savefig(sys.argv[1], dpi=160, metadata={"Software": "", "Description": json.dumps(drawn(made))})
+    made.savefig(
+        sys.argv[1], dpi=160, metadata={"Software": "", "Description": json.dumps(drawn(made))}
+    )

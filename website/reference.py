@@ -45,4 +45,8 @@ def _defined(module: ModuleType) -> Iterator[tuple[str, str]]:
 
 
 def _own_classes(module: ModuleType) -> list[str]:
-    return [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__
+    ]

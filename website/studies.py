@@ -1,4 +1,5 @@
-"""A page for each result of the paper's experiments: what it is, its claims and figures, and how to make it again.
+"""A page for each result of the paper's experiments: what it is, its claims and figures, and how to
+make it again.
 
 Claims are lines of the table in results/README.md, which a test compares with the records.
 """
@@ -11,20 +12,36 @@ from mupscale.paper import EXPERIMENTS
 
 PLACES = {"tau-epoch": "weight-decay"}
 """Where the figures of an experiment are, if not in the folder of its name."""
-OWN = {"weight-decay": lambda path: "tau" not in path.name, "tau-epoch": lambda path: "tau" in path.name}
+OWN = {
+    "weight-decay": lambda path: "tau" not in path.name,
+    "tau-epoch": lambda path: "tau" in path.name,
+}
 """Two experiments that share a folder: whose figure is whose."""
 
 
 def pages(results: Path) -> dict[str, str]:
-    """Text by place, for each experiment that the table tells something of, and the list of them."""
+    """Text by place, for each experiment that the table tells something of, and the list of
+    them.
+    """
     table = (results / "README.md").read_text(encoding="utf-8").splitlines()
-    claims = {name: [line for line in table if line.startswith(f"| {name} |")] for name in EXPERIMENTS}
-    found = {name: "\n".join(_page(name, lines, results)) for name, lines in claims.items() if lines}
+    claims = {
+        name: [line for line in table if line.startswith(f"| {name} |")] for name in EXPERIMENTS
+    }
+    found = {
+        name: "\n".join(_page(name, lines, results)) for name, lines in claims.items() if lines
+    }
     listed = [f"- [{name}]({name}.md): {EXPERIMENTS[name]}" for name in found]
     overview = "\n".join(
-        ["# Results, one by one\n", "All claims in one table: [Results](../README.md).\n", *listed, ""]
+        [
+            "# Results, one by one\n",
+            "All claims in one table: [Results](../README.md).\n",
+            *listed,
+            "",
+        ]
     )
-    return {"results/pages/index.md": overview} | {f"results/pages/{name}.md": text for name, text in found.items()}
+    return {"results/pages/index.md": overview} | {
+        f"results/pages/{name}.md": text for name, text in found.items()
+    }
 
 
 def _page(name: str, claims: list[str], results: Path) -> Iterator[str]:
@@ -41,4 +58,6 @@ def _page(name: str, claims: list[str], results: Path) -> Iterator[str]:
 def _figures(name: str, results: Path) -> list[Path]:
     """PNG, in the order of their names."""
     mine = OWN.get(name, lambda path: True)
-    return [path for path in sorted((results / PLACES.get(name, name)).rglob("*.png")) if mine(path)]
+    return [
+        path for path in sorted((results / PLACES.get(name, name)).rglob("*.png")) if mine(path)
+    ]

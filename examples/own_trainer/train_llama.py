@@ -1,6 +1,8 @@
-"""A training script as many have one: transformers' Trainer on a small Llama. It knows nothing of mupscale.
+"""A training script as many have one: transformers' Trainer on a small Llama. It knows nothing of
+mupscale.
 
-All that was added for studies is `--plan`: the dozen lines of `planned_optimizer`, which need only JSON and torch.
+All that was added for studies is `--plan`: the dozen lines of `planned_optimizer`, which need only
+JSON and torch.
 
 python examples/own_trainer/train_llama.py --output_dir runs/llama --learning_rate 0.004
 """
@@ -11,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+from transformers import (
+    HfArgumentParser,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 CONTEXT = 64
 
@@ -39,11 +48,17 @@ def build(shape: ModelArguments) -> LlamaForCausalLM:
 
 
 @torch.no_grad()
-def planned_optimizer(model: torch.nn.Module, path: str, std: float, lr: float, decay: float) -> torch.optim.AdamW:
-    """Draw the weights and make the groups that a plan.json asks for: factors on std, lr, weight decay and epsilon."""
+def planned_optimizer(
+    model: torch.nn.Module, path: str, std: float, lr: float, decay: float
+) -> torch.optim.AdamW:
+    """Draw the weights and make the groups that a plan.json asks for: factors on std, lr, weight
+    decay and epsilon.
+    """
     plan = json.loads(Path(path).read_text(encoding="utf-8"))
     if plan["optimizer"] != "adamw" or plan["decay"] != "lr_coupled" or plan["hooks"]:
-        raise SystemExit(f"{path}: this script applies plans for AdamW as torch has it, without hooks.")
+        raise SystemExit(
+            f"{path}: this script applies plans for AdamW as torch has it, without hooks."
+        )
     groups = []
     for name, weight in model.named_parameters():
         factor = plan["parameters"][name]
@@ -51,7 +66,11 @@ def planned_optimizer(model: torch.nn.Module, path: str, std: float, lr: float, 
             weight.fill_(factor["start"])
         elif factor["init_std"] > 0:  # otherwise it stays as the model made it
             weight.normal_(std=std * factor["init_std"])
-        values = {"lr": lr * factor["lr"], "weight_decay": decay * factor["weight_decay"], "eps": 1e-8 * factor["eps"]}
+        values = {
+            "lr": lr * factor["lr"],
+            "weight_decay": decay * factor["weight_decay"],
+            "eps": 1e-8 * factor["eps"],
+        }
         groups.append({"params": [weight], **values})
     return torch.optim.AdamW(groups)
 
@@ -66,12 +85,16 @@ def sequences(*modules: str) -> list[dict[str, torch.Tensor]]:
 
 
 def main() -> None:
-    shape, arguments = HfArgumentParser((ModelArguments, TrainingArguments)).parse_args_into_dataclasses()
+    shape, arguments = HfArgumentParser(
+        (ModelArguments, TrainingArguments)
+    ).parse_args_into_dataclasses()
     set_seed(arguments.seed)
     model = build(shape)
     optimizer = None
     if shape.plan is not None:
-        optimizer = planned_optimizer(model, shape.plan, shape.std, arguments.learning_rate, arguments.weight_decay)
+        optimizer = planned_optimizer(
+            model, shape.plan, shape.std, arguments.learning_rate, arguments.weight_decay
+        )
     trainer = Trainer(
         model, arguments, optimizers=(optimizer, None),
         train_dataset=sequences("argparse.py", "inspect.py"), eval_dataset=sequences("textwrap.py"),

@@ -10,7 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mupscale import analysis, checks, engines, norms, optim, planning, reading, recipes, studies, targets, theory
+    from mupscale import (
+        analysis,
+        checks,
+        engines,
+        norms,
+        optim,
+        planning,
+        reading,
+        recipes,
+        studies,
+        targets,
+        theory,
+    )
     from mupscale.checks import coordinate_check
     from mupscale.errors import MupscaleError
     from mupscale.norms import expected_operator_norm, repeat, rms_operator_norm, spectral_norm

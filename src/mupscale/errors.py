@@ -1,7 +1,7 @@
 """The exceptions that a user can cause, in one tree.
 
-Every message names the thing, the value got, the value expected, and the fix. `exit_status` is what the command
-line returns: 2 for wrong use, 4 for a disk that will not take the result.
+Every message names the thing, the value got, the value expected, and the fix. `exit_status` is what
+the command line returns: 2 for wrong use, 4 for a disk that will not take the result.
 """
 
 import difflib
@@ -19,13 +19,16 @@ class DimensionError(MupscaleError, ValueError):
 
 
 class UnknownNameError(MupscaleError, LookupError):
-    """A name that is not known, with the nearest one that is; `aliases` are near too, but not listed.
+    """A name that is not known, with the nearest one that is; `aliases` are near too, but not
+    listed.
 
     >>> UnknownNameError("optimizer", "adanw", ["sgd", "muon", "adamw"]).args[0]
     "unknown optimizer 'adanw'. Did you mean 'adamw'? Known: sgd, muon, adamw."
     """
 
-    def __init__(self, kind: str, name: object, known: Iterable[str], aliases: Iterable[str] = ()) -> None:
+    def __init__(
+        self, kind: str, name: object, known: Iterable[str], aliases: Iterable[str] = ()
+    ) -> None:
         known = list(known)
         near = difflib.get_close_matches(str(name).lower(), [*known, *aliases], n=1, cutoff=0.5)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -64,14 +67,18 @@ class MissingExtraError(MupscaleError, ImportError):
     """
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f"{package} is not installed. Install it with: pip install 'mupscale[{extra}]'")
+        super().__init__(
+            f"{package} is not installed. Install it with: pip install 'mupscale[{extra}]'"
+        )
 
 
 class InterruptedRunError(MupscaleError):
     """A run that was asked to stop, and can go on; the exit status is 128 + the signal's number."""
 
     def __init__(self, signal: int, step: int, folder: str) -> None:
-        super().__init__(f"stopped after step {step}, which is saved in {folder}. Run the same command to go on.")
+        super().__init__(
+            f"stopped after step {step}, which is saved in {folder}. Run the same command to go on."
+        )
         self.exit_status = 128 + signal
 
 
@@ -87,7 +94,11 @@ class InterruptedJobsError(MupscaleError):
     """
 
     def __init__(self, signal: int, done: int, total: int, ledger: str | None) -> None:
-        kept = f"which are kept in {ledger}. Run the same command to go on." if ledger else "and nothing was kept."
+        kept = (
+            f"which are kept in {ledger}. Run the same command to go on."
+            if ledger
+            else "and nothing was kept."
+        )
         super().__init__(f"stopped with {done} of {total} jobs done, {kept}")
         self.exit_status = 128 + signal
 

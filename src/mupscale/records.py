@@ -19,16 +19,24 @@ def write_rows(path: Path, rows: Iterable[Any]) -> None:
     try:
         lines = [json.dumps(_plain(row), allow_nan=False, ensure_ascii=False) for row in rows]
     except ValueError as error:
-        raise NonFiniteError(f"{path}: a row holds NaN or infinity, which JSON cannot carry. Store null.") from error
+        raise NonFiniteError(
+            f"{path}: a row holds NaN or infinity, which JSON cannot carry. Store null."
+        ) from error
     write_whole(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def _plain(row: Any) -> Any:
-    return dataclasses.asdict(row) if dataclasses.is_dataclass(row) and not isinstance(row, type) else row
+    return (
+        dataclasses.asdict(row)
+        if dataclasses.is_dataclass(row) and not isinstance(row, type)
+        else row
+    )
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part, whatever happens meanwhile."""
+    """Write a file so that a reader sees the old content or the new, never a part, whatever happens
+    meanwhile.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -56,7 +64,9 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
     except FileNotFoundError:
         return [], False
     except OSError as error:
-        raise StorageError(f"could not read {path}: {error.strerror or error}. Choose another file.") from error
+        raise StorageError(
+            f"could not read {path}: {error.strerror or error}. Choose another file."
+        ) from error
     return [_row(path, number, line) for number, line in enumerate(whole, start=1)], bool(tail)
 
 
@@ -70,9 +80,13 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line, parse_constant=_refuse)
     except ValueError as error:
-        raise StorageError(f"{path}, line {number} is not JSON: {error}. Restore the file from a copy.") from error
+        raise StorageError(
+            f"{path}, line {number} is not JSON: {error}. Restore the file from a copy."
+        ) from error
     if not isinstance(row, dict):
-        raise StorageError(f"{path}, line {number} is not a JSON object. Restore the file from a copy.")
+        raise StorageError(
+            f"{path}, line {number} is not a JSON object. Restore the file from a copy."
+        )
     return row
 
 

@@ -16,13 +16,18 @@ __all__ = ["assert_transfers"]
 
 
 def assert_transfers(
-    build: Build, vary: Mapping[str, Sequence[int]], *, allow_inconclusive: bool = False, **options: Any
+    build: Build,
+    vary: Mapping[str, Sequence[int]],
+    *,
+    allow_inconclusive: bool = False,
+    **options: Any,
 ) -> CheckResult:
-    """Raise AssertionError with the whole table unless the coordinate check passes; return its result.
+    """Raise AssertionError with the whole table unless the coordinate check passes; return its
+    result.
 
-    `options` are those of `mupscale.coordinate_check`. An inconclusive check does not pass: the message says how many
-    more seeds would settle it. With `allow_inconclusive`, only a failure raises. A model with names of its own needs
-    `reading`: `mupscale.Reading.load("mupscale.toml")`.
+    `options` are those of `mupscale.coordinate_check`. An inconclusive check does not pass: the
+    message says how many more seeds would settle it. With `allow_inconclusive`, only a failure
+    raises. A model with names of its own needs `reading`: `mupscale.Reading.load("mupscale.toml")`.
     """
     result = coordinate_check(build, vary, **options)
     fine = result.passed or (allow_inconclusive and result.verdict == "inconclusive")

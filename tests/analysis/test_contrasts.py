@@ -30,7 +30,9 @@ def test_without_noise_it_is_what_is_seen_and_without_freedom_it_is_open() -> No
 
 
 def test_both_ways_to_an_interval_meet_where_one_takes_over() -> None:
-    below, above = (spread_of_members(ratio * 0.01 / 6, 6, noise=0.01, freedom=50) for ratio in (9e3, 1.1e4))
+    below, above = (
+        spread_of_members(ratio * 0.01 / 6, 6, noise=0.01, freedom=50) for ratio in (9e3, 1.1e4)
+    )
     for one in (below, above):
         assert (one.high - one.low) / 2 == pytest.approx(2.0086 * math.sqrt(0.01 / 6), rel=0.03)
 

@@ -17,9 +17,13 @@ RATES = np.arange(-8, -3.9, 0.5)
 def made(
     still, loss, *, share=0.3, noise=0.001, seeds=3, levels=(1, 4, 12), factors=(-1, 0, 1, 2, 3)
 ) -> list[Factored]:
-    """Quadratic bowls: the optimum is at −6 where γ = still, and the loss at its own optimum is lowest at γ = loss."""
+    """Quadratic bowls: the optimum is at −6 where γ = still, and the loss at its own optimum is
+    lowest at γ = loss.
+    """
     random = np.random.default_rng(5)
-    still, loss = (dict.fromkeys(levels, one) if not isinstance(one, dict) else one for one in (still, loss))
+    still, loss = (
+        dict.fromkeys(levels, one) if not isinstance(one, dict) else one for one in (still, loss)
+    )
     tried = []
     for r in levels:
         lever = log2_paper_factor(r)
@@ -29,9 +33,17 @@ def made(
             x = RATES + 6
             bowls = 0.05 * ((1 - share) * (x - others) ** 2 + share * (x + z - apart) ** 2)
             runs = [
-                Measurement(rule="", member=Member(label=""), seed=seed, params={"lr": 2.0**rate}, loss=float(y))
+                Measurement(
+                    rule="",
+                    member=Member(label=""),
+                    seed=seed,
+                    params={"lr": 2.0**rate},
+                    loss=float(y),
+                )
                 for seed in range(seeds)
-                for rate, y in zip(RATES, 2 + bowls + noise * random.standard_normal(len(RATES)), strict=True)
+                for rate, y in zip(
+                    RATES, 2 + bowls + noise * random.standard_normal(len(RATES)), strict=True
+                )
             ]
             tried.append(Factored(r, float(z), runs))
     return tried
@@ -57,7 +69,9 @@ def test_an_exponent_that_differs_between_r_is_noticed():
 
 
 def test_without_an_effect_of_the_factor_nothing_is_bounded():
-    """Key/value weights that do not matter: every γ leaves the optimum still, and none has a lower loss."""
+    """Key/value weights that do not matter: every γ leaves the optimum still, and none has a lower
+    loss.
+    """
     found = fit_exponents(made(still=0.5, loss=0.5, share=0.0, noise=0.005))
     assert not found.still.gamma.bounded
     assert not found.loss.gamma.bounded
@@ -74,7 +88,9 @@ def test_an_answer_beyond_what_was_swept_has_no_end_there():
 
 
 def test_more_noise_asks_for_more_seeds():
-    quiet, loud = (fit_exponents(made(still=0.5, loss=0.5, share=0.15, noise=n)).still for n in (0.004, 0.02))
+    quiet, loud = (
+        fit_exponents(made(still=0.5, loss=0.5, share=0.15, noise=n)).still for n in (0.004, 0.02)
+    )
     assert quiet.gamma.high - quiet.gamma.low < loud.gamma.high - loud.gamma.low
     assert not loud.gamma.bounded
     assert loud.more_seeds is None or loud.more_seeds > 0
@@ -89,7 +105,9 @@ def test_two_factors_make_a_line_for_optima_and_no_curve_for_losses():
 def test_optima_at_the_edge_are_no_part_of_the_answer():
     tried = made(still=0.5, loss=0.5)
     edge = [
-        Measurement(rule="", member=Member(label=""), seed=run.seed, params=run.params, loss=2 - 0.01 * k)
+        Measurement(
+            rule="", member=Member(label=""), seed=run.seed, params=run.params, loss=2 - 0.01 * k
+        )
         for k, run in enumerate(sorted(tried[-1].runs, key=lambda run: run.params["lr"]))
     ]
     found = fit_exponents([*tried[:-1], Factored(12, 3.0, edge)])
@@ -103,13 +121,18 @@ def test_the_base_is_needed_once():
 
 
 def test_what_a_seed_does_in_a_block_leaves_comparisons_within_it_alone():
-    """Shifts common to a block change the variance between blocks only, as the split plot has it."""
+    """Shifts common to a block change the variance between blocks only, as the split plot has
+    it.
+    """
     random = np.random.default_rng(0)
     table = random.standard_normal((2, 4, 3))
     blocks = lambda t: [[Located(0, 0, 1, dict(enumerate(row))) for row in block] for block in t]  # noqa: E731
     shifted = table + 50 * random.standard_normal((2, 1, 3))
     one, other = SeedBlocks.of(blocks(table)), SeedBlocks.of(blocks(shifted))
-    within, between = np.array([[1.0, -1, 0, 0, 0, 0, 0, 0]]), np.array([[1.0, 0, 0, 0, -1, 0, 0, 0]])
+    within, between = (
+        np.array([[1.0, -1, 0, 0, 0, 0, 0, 0]]),
+        np.array([[1.0, 0, 0, 0, -1, 0, 0, 0]]),
+    )
     assert one.variance(within)[0] == pytest.approx(other.variance(within)[0])
     assert other.variance(between)[0] > 100 * one.variance(between)[0]
     # Two cells of one block: twice the pooled variance within blocks, over the seeds.

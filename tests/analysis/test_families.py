@@ -101,7 +101,9 @@ class TestTransfer:
     def test_regret_is_the_loss_at_the_proxys_optimum_less_that_at_its_own(self):
         rule = analyse(study({"a": (-6.0, -6.5, -5.5)}, noise=1e-5), axis="r").transfers[0]
         assert [one.member for one in rule.regrets] == MEMBERS[1:]
-        assert [one.loss.value for one in rule.regrets] == pytest.approx([0.1 / 2 * 0.25] * 2, rel=0.02)
+        assert [one.loss.value for one in rule.regrets] == pytest.approx(
+            [0.1 / 2 * 0.25] * 2, rel=0.02
+        )
         assert [one.octaves.value for one in rule.regrets] == pytest.approx([0.5, -0.5], abs=0.01)
 
     def test_the_proxy_is_the_least_of_the_family_in_whatever_order(self):
@@ -115,7 +117,9 @@ class TestTransfer:
 
     @pytest.mark.parametrize("spreads", [[0.1] * 9, np.geomspace(0.05, 0.2, 9).tolist()])
     def test_intervals_of_a_study_hold(self, spreads):
-        """Nine cells of three seeds: optima, drifts and differences of rules, also if cells are unequally noisy."""
+        """Nine cells of three seeds: optima, drifts and differences of rules, also if cells are
+        unequally noisy.
+        """
         optima, drifts, differences, _ = study_coverage(60, spreads)
         assert optima > 0.9
         assert drifts > 0.9
@@ -145,14 +149,20 @@ class TestComparisons:
         assert {one.quantity: one.better for one in found.comparisons}["drift"] == "still"
 
     def test_one_seed_tells_no_difference_in_loss(self):
-        found = analyse(study({"a": (-6.0,) * 3, "b": (-6.0,) * 3}, {"b": 1.0}, seeds=(1,)), axis="r")
+        found = analyse(
+            study({"a": (-6.0,) * 3, "b": (-6.0,) * 3}, {"b": 1.0}, seeds=(1,)), axis="r"
+        )
         assert all(one.better is None for one in found.comparisons if "loss" in one.quantity)
 
     def test_rules_that_are_the_same_on_the_proxy_are_compared_on_the_others(self):
         runs = study({"a": (-6.0, -6.2)})
-        twin = [Measurement(**{**vars(run), "rule": "b"}) for run in runs if run.member == MEMBERS[0]]
+        twin = [
+            Measurement(**{**vars(run), "rule": "b"}) for run in runs if run.member == MEMBERS[0]
+        ]
         rest = study({"b": (-6.0, -6.6)}, random=np.random.default_rng(9))
-        found = analyse([*runs, *twin, *(run for run in rest if run.member == MEMBERS[1])], axis="r")
+        found = analyse(
+            [*runs, *twin, *(run for run in rest if run.member == MEMBERS[1])], axis="r"
+        )
         assert {one.quantity: one.better for one in found.comparisons}["drift"] == "a"
 
 
@@ -169,11 +179,15 @@ class TestTwoParameters:
         ]  # fmt: skip
 
     def test_variances_of_rate_decay_and_time_scale(self):
-        """Four times the steps and half the decay: τ is 2^(6+2)/100 and 2^(6+3)/400, an octave apart."""
+        """Four times the steps and half the decay: τ is 2^(6+2)/100 and 2^(6+3)/400, an octave
+        apart.
+        """
         found = analyse(self.runs(), axis="r")
         assert found.parameters == ("lr", "weight_decay")
         row = found.variances["fitted"][0].variances
-        assert row == pytest.approx({"lr": 0.0, "weight_decay": 0.25, "tau_epoch": 0.25, "loss": 0.0}, abs=0.05)
+        assert row == pytest.approx(
+            {"lr": 0.0, "weight_decay": 0.25, "tau_epoch": 0.25, "loss": 0.0}, abs=0.05
+        )
         assert set(found.variances["lowest"][0].variances) == set(row)
 
     def test_drift_of_the_rate_and_regret_along_the_valley(self):
@@ -196,7 +210,11 @@ class TestLittleData:
         assert found.cells[0].diverged == len(RATES) * 3
 
     def test_a_seed_that_is_missing_in_one_cell(self):
-        runs = [run for run in study({"a": (-6.0, -6.3, -6.6)}) if run.seed != 3 or run.member != MEMBERS[1]]
+        runs = [
+            run
+            for run in study({"a": (-6.0, -6.3, -6.6)})
+            if run.seed != 3 or run.member != MEMBERS[1]
+        ]
         rule = analyse(runs, axis="r").transfers[0]
         assert rule.drift.value == pytest.approx(-0.15, abs=0.03)
         assert rule.drift.bounded

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from drills.optimum_coverage import GRIDS, Case, coverage, parabola, recorded_cells, recorded_lean, recorded_spread
+from drills.optimum_coverage import (
+    GRIDS,
+    Case,
+    coverage,
+    parabola,
+    recorded_cells,
+    recorded_lean,
+    recorded_spread,
+)
 from mupscale.analysis.optima import ASYMMETRY, RECORDED_SPREAD, Spread, fit_optimum
 from mupscale.errors import DimensionError, OptionError
 
@@ -53,7 +61,9 @@ class TestWithoutNoise:
         xs = np.linspace(-8, -4, 17)
         found = fit_optimum(xs, curve(xs, optimum, cubic=cubic))
         assert found.value == pytest.approx(optimum, abs=0.01)
-        assert found.loss_at(optimum + 1) == pytest.approx(curve(optimum + 1, optimum, cubic=cubic), abs=0.01)
+        assert found.loss_at(optimum + 1) == pytest.approx(
+            curve(optimum + 1, optimum, cubic=cubic), abs=0.01
+        )
 
 
 class TestInterval:
@@ -75,7 +85,9 @@ class TestInterval:
     @pytest.mark.parametrize("seeds", [1, 3, 10])
     @pytest.mark.parametrize("lean", [-0.6, 0.6])
     def test_it_covers_a_known_optimum_under_the_noise_of_recorded_runs(self, seeds, lean):
-        """A thousand curves that lean as the recorded ones do, with their residuals, and seeds that lie apart."""
+        """A thousand curves that lean as the recorded ones do, with their residuals, and seeds that
+        lie apart.
+        """
         grid = GRIDS["9 rates, 1/2 octave"]
         assert 0.93 <= coverage(Case(grid, lean, seeds), 1000).held <= 0.97
 
@@ -93,14 +105,17 @@ class TestInterval:
         y = curve(xs, -6.1 + np.array([-0.1, 0.0, 0.1])[groups]) + noise
         alone = fit_optimum(xs, y, groups)
         own = np.var(list(alone.seed_optima.values()), ddof=1)
-        assert fit_optimum(xs, y, groups, spread=Spread(own, 16)).half_width < 0.9 * alone.half_width
+        assert (
+            fit_optimum(xs, y, groups, spread=Spread(own, 16)).half_width < 0.9 * alone.half_width
+        )
 
     def test_each_seed_has_its_own_optimum(self):
         xs, groups = np.tile(GRID, 3), np.repeat([7, 8, 9], len(GRID))
         own = np.repeat([-6.3, -6.1, -5.9], len(GRID))
         found = fit_optimum(xs, curve(xs, own) + np.repeat([0.1, 0.2, 0.3], len(GRID)), groups)
         assert found.seed_optima == pytest.approx({7: -6.3, 8: -6.1, 9: -5.9}, abs=0.01)
-        # At the common optimum, seeds 7 and 9 are 0.2 octaves from their own: 0.1/2 · 0.2² = 0.002 above their lowest.
+        # At the common optimum, seeds 7 and 9 are 0.2 octaves from their own: 0.1/2 · 0.2² = 0.002
+        # above their lowest.
         assert found.seed_losses == pytest.approx({7: 2.102, 8: 2.2, 9: 2.302}, abs=0.004)
 
     def test_seeds_whose_optima_differ_widen_it(self):
@@ -108,7 +123,9 @@ class TestInterval:
         random = np.random.default_rng(1)
         noise = random.normal(0, 0.002, len(xs))
         alike = fit_optimum(xs, curve(xs) + noise, groups)
-        apart = fit_optimum(xs, curve(xs, -6.1 + np.array([-0.4, 0.0, 0.4])[groups]) + noise, groups)
+        apart = fit_optimum(
+            xs, curve(xs, -6.1 + np.array([-0.4, 0.0, 0.4])[groups]) + noise, groups
+        )
         assert apart.half_width > 3 * alike.half_width
 
     def test_two_seeds_that_differ_widely_have_no_interval_but_know_their_own_optimum(self):
@@ -122,7 +139,9 @@ class TestInterval:
     def test_a_few_seeds_that_happen_to_agree_are_not_taken_at_their_word(self):
         """The recorded spread counts beside theirs."""
         xs, groups = np.tile(GRID, 2), np.repeat(np.arange(2), len(GRID))
-        found = fit_optimum(xs, curve(xs) + np.random.default_rng(7).normal(0, 1e-4, len(xs)), groups)
+        found = fit_optimum(
+            xs, curve(xs) + np.random.default_rng(7).normal(0, 1e-4, len(xs)), groups
+        )
         assert RECORDED_SPREAD / 2 < found.half_width < 4 * RECORDED_SPREAD
 
     def test_of_one_seed_the_interval_allows_for_the_recorded_spread_of_others(self):
@@ -156,7 +175,12 @@ class TestFlags:
 
     def test_too_few_points_give_the_lowest_and_no_interval(self):
         found = fit_optimum([-7.0, -6.0, -5.0], [2.2, 2.1, 2.3])
-        assert (found.value, found.low, found.high, found.flags) == (-6.0, -math.inf, math.inf, ("few",))
+        assert (found.value, found.low, found.high, found.flags) == (
+            -6.0,
+            -math.inf,
+            math.inf,
+            ("few",),
+        )
 
     def test_one_point(self):
         assert fit_optimum([-6.0], [2.0]).flags == ("few", "edge")

@@ -1,4 +1,6 @@
-"""A slope ignores what it should, agrees with textbook fits, and covers the truth as often as it says."""
+"""A slope ignores what it should, agrees with textbook fits, and covers the truth as often as it
+says.
+"""
 
 import math
 
@@ -39,11 +41,15 @@ def test_the_value_is_the_least_squares_slope_of_the_mean_log_curve(seeds, value
 def test_the_theory_of_repeated_keys_falls_by_a_third_power():
     curve = [2 / (1 + math.sqrt(r)) for r in REPETITIONS]
     assert round(curve_slope(REPETITIONS, curve), 3) == -0.323
-    assert fit_slope(REPETITIONS, [curve, curve]).value == pytest.approx(curve_slope(REPETITIONS, curve), rel=1e-12)
+    assert fit_slope(REPETITIONS, [curve, curve]).value == pytest.approx(
+        curve_slope(REPETITIONS, curve), rel=1e-12
+    )
 
 
 @given(power=st.floats(-3, 3), scale=st.floats(1e-6, 1e6), values=st.sampled_from(list(GRIDS)))
-def test_multiplying_by_a_power_of_x_adds_the_power_and_leaves_the_noise_alone(power, scale, values):
+def test_multiplying_by_a_power_of_x_adds_the_power_and_leaves_the_noise_alone(
+    power, scale, values
+):
     x, y = np.array(GRIDS[values], dtype=float), np.exp(table(3, values))
     before, after = fit_slope(x, y), fit_slope(x, scale * y * x**power)
     assert after.value == pytest.approx(before.value + power, abs=1e-9)
@@ -70,7 +76,9 @@ def test_the_order_of_seeds_and_of_values_does_not_matter():
 def test_a_bend_of_the_mean_curve_is_not_noise():
     y = np.exp(table(3, 6))
     bent = y * np.exp(5 * np.cos(np.arange(6)))
-    assert fit_slope(REPETITIONS, bent).standard_error == pytest.approx(fit_slope(REPETITIONS, y).standard_error)
+    assert fit_slope(REPETITIONS, bent).standard_error == pytest.approx(
+        fit_slope(REPETITIONS, y).standard_error
+    )
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 7])
@@ -78,12 +86,16 @@ def test_at_two_values_it_is_the_t_interval_of_the_seeds_own_slopes(seeds):
     logs = table(seeds, 2)
     slopes = (logs[:, 1] - logs[:, 0]) / math.log(8)
     reference = stats.ttest_1samp(slopes, 0).confidence_interval(0.95)
-    assert fit_slope([64, 512], np.exp(logs)).interval() == pytest.approx((reference.low, reference.high), rel=1e-9)
+    assert fit_slope([64, 512], np.exp(logs)).interval() == pytest.approx(
+        (reference.low, reference.high), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("seeds", [3, 6])
 def test_noise_that_weighs_the_same_everywhere_gives_the_pooled_variance(seeds):
-    """At x = 1, 1, 4, 4 all c² are equal, which leaves the residuals of a two-way table without interaction."""
+    """At x = 1, 1, 4, 4 all c² are equal, which leaves the residuals of a two-way table without
+    interaction.
+    """
     x, log_4 = [1, 1, 4, 4], math.log(4)
     logs = table(seeds, 4)
     own_slopes = (logs[:, 2:].mean(axis=1) - logs[:, :2].mean(axis=1)) / log_4
@@ -104,7 +116,9 @@ def test_seeds_with_slopes_of_their_own_leave_one_degree_of_freedom_a_seed(value
     assert found.standard_error == pytest.approx(slopes.std(ddof=1) / math.sqrt(3), rel=1e-3)
     by_value = np.square(contrast(x)) @ np.square(np.log(x) - np.log(x).mean()) / (1 - 1 / values)
     most = 2 * _bell_mccaffrey(contrast(x))
-    assert found.degrees_of_freedom == pytest.approx(1 / (by_value / most + (1 - by_value) / 2), rel=1e-2)
+    assert found.degrees_of_freedom == pytest.approx(
+        1 / (by_value / most + (1 - by_value) / 2), rel=1e-2
+    )
     assert 2 < found.degrees_of_freedom < most
 
 
@@ -136,16 +150,22 @@ def test_seeds_that_agree_have_no_standard_error():
 def test_the_interval_is_students_with_bonferronis_correction(confidence, comparisons):
     slope = Slope(value=0.3, standard_error=0.2, degrees_of_freedom=3.7, seeds=3, values=4)
     half = stats.t.isf((1 - confidence) / (2 * comparisons), 3.7) * 0.2
-    assert slope.interval(confidence, comparisons) == pytest.approx((0.3 - half, 0.3 + half), rel=1e-6)
+    assert slope.interval(confidence, comparisons) == pytest.approx(
+        (0.3 - half, 0.3 + half), rel=1e-6
+    )
 
 
 def coverage(x, seeds, spread, confidence=0.95, comparisons=1, draws=2000) -> float:
-    """How often the interval holds the true slope 0.4 of y = x^0.4, with noise of this spread by value."""
+    """How often the interval holds the true slope 0.4 of y = x^0.4, with noise of this spread by
+    value.
+    """
     rng = np.random.default_rng(7)
     hits = 0
     for _ in range(draws):
         noise = rng.standard_normal((seeds, len(x))) * spread + rng.standard_normal((seeds, 1))
-        low, high = fit_slope(x, np.exp(0.4 * np.log(x) + 0.1 * noise)).interval(confidence, comparisons)
+        low, high = fit_slope(x, np.exp(0.4 * np.log(x) + 0.1 * noise)).interval(
+            confidence, comparisons
+        )
         hits += low <= 0.4 <= high
     return hits / draws
 
@@ -187,12 +207,27 @@ def test_it_is_much_narrower_than_the_seeds_own_slopes_once_corrected_for_twelve
     [
         ([1, 2], [[1, 2]], DimensionError, "y has 1 seeds. One seed gives no interval.*at least 2"),
         ([1, 2], [], DimensionError, "y has 0 seeds"),
-        ([3, 3], [[1, 2], [1, 2]], OptionError, r"x=\[3, 3\] has fewer than two distinct values.*another x"),
+        (
+            [3, 3],
+            [[1, 2], [1, 2]],
+            OptionError,
+            r"x=\[3, 3\] has fewer than two distinct values.*another x",
+        ),
         ([3], [[1], [2]], OptionError, r"x=\[3\]"),
         ([], [[], []], OptionError, r"x=\[\]"),
-        ([1, 2], [[1, 2], [1]], DimensionError, r"y\[1\] has 1 values, but x has 2.*every seed at every x"),
+        (
+            [1, 2],
+            [[1, 2], [1]],
+            DimensionError,
+            r"y\[1\] has 1 values, but x has 2.*every seed at every x",
+        ),
         ([1, 2], [[1, 2, 3], [1, 2, 3]], DimensionError, r"y\[0\] has 3 values, but x has 2"),
-        ([1, 2], [[1, 2], [1, 0]], NonFiniteError, r"y\[1\]\[1\]=0 has no finite logarithm.*leave this x out"),
+        (
+            [1, 2],
+            [[1, 2], [1, 0]],
+            NonFiniteError,
+            r"y\[1\]\[1\]=0 has no finite logarithm.*leave this x out",
+        ),
         ([1, 2], [[1, 2], [-1.5, 2]], NonFiniteError, r"y\[1\]\[0\]=-1.5"),
         ([1, 2], [[1, math.nan], [1, 2]], NonFiniteError, r"y\[0\]\[1\]=nan"),
         ([1, 2], [[1, math.inf], [1, 2]], NonFiniteError, r"y\[0\]\[1\]=inf"),
@@ -230,4 +265,6 @@ def test_curves_without_a_slope_are_named_with_the_fix(x, y, error, message):
 )
 def test_wrong_levels_are_named_with_the_fix(options, message):
     with pytest.raises(OptionError, match=message):
-        Slope(value=0, standard_error=0, degrees_of_freedom=2, seeds=3, values=2).interval(**options)
+        Slope(value=0, standard_error=0, degrees_of_freedom=2, seeds=3, values=2).interval(
+            **options
+        )

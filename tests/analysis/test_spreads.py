@@ -12,9 +12,9 @@ R = [1, 2, 3, 4, 6, 12]
 
 def drawn(generator, slope, shared, seeds=10):
     """Seeds that share a part of their noise at every r, with a spread ∝ r^slope."""
-    noise = np.sqrt(shared) * generator.normal(size=(seeds, 1)) + np.sqrt(1 - shared) * generator.normal(
-        size=(seeds, len(R))
-    )
+    noise = np.sqrt(shared) * generator.normal(size=(seeds, 1)) + np.sqrt(
+        1 - shared
+    ) * generator.normal(size=(seeds, len(R)))
     return noise * np.array(R, dtype=float) ** slope
 
 
@@ -41,8 +41,14 @@ def test_growth_does_not_depend_on_levels_or_units():
 
 def test_growth_is_found_where_there_is_some_and_rarely_where_there_is_none():
     generator = np.random.default_rng(3)
-    some = [growth_by_chance(R, drawn(generator, 0.5, 0.3).tolist(), permutations=100) < 0.05 for _ in range(60)]
-    none = [growth_by_chance(R, drawn(generator, 0.0, 0.3).tolist(), permutations=100) < 0.05 for _ in range(200)]
+    some = [
+        growth_by_chance(R, drawn(generator, 0.5, 0.3).tolist(), permutations=100) < 0.05
+        for _ in range(60)
+    ]
+    none = [
+        growth_by_chance(R, drawn(generator, 0.0, 0.3).tolist(), permutations=100) < 0.05
+        for _ in range(200)
+    ]
     assert np.mean(some) > 0.9
     assert np.mean(none) < 0.1
 

@@ -1,4 +1,6 @@
-"""The minimum of a surface: against closed forms, against scipy, and against surfaces whose minimum is known."""
+"""The minimum of a surface: against closed forms, against scipy, and against surfaces whose minimum
+is known.
+"""
 
 import itertools
 import math
@@ -51,14 +53,18 @@ def test_a_surface_that_leans_has_its_minimum_where_scipy_finds_it():
 
 @pytest.mark.parametrize("count", [60, 200])
 def test_the_intervals_hold_the_minimum(count):
-    """Random points, a recorded lean, noise of 0.012 nats, and a seed whose surface is tilted as recorded."""
+    """Random points, a recorded lean, noise of 0.012 nats, and a seed whose surface is tilted as
+    recorded.
+    """
     random = np.random.default_rng(count)
     tilt = np.linalg.cholesky(0.1**2 * HESSIAN[0, 0] * np.linalg.inv(HESSIAN))
     held, repetitions = np.zeros(2), 100
     for _ in range(repetitions):
         truth = np.array([random.uniform(-6.5, -5.5), random.uniform(-3, -1)])
         points = np.column_stack([random.uniform(-8, -4, count), random.uniform(-6, 2, count)])
-        losses = surface(points, truth + tilt @ random.standard_normal(2), 0.1) + random.normal(0, 0.012, count)
+        losses = surface(points, truth + tilt @ random.standard_normal(2), 0.1) + random.normal(
+            0, 0.012, count
+        )
         found = fit_surface([tuple(point) for point in points], list(losses))
         held += [not one.excludes(at) for one, at in zip(found.found.values(), truth, strict=True)]
     assert np.all(held / repetitions > 0.89)
@@ -68,7 +74,10 @@ def test_decay_that_undoes_rate_makes_the_two_go_against_each_other():
     """If only lr + wd (in log2) mattered, what is known of one depends on the other."""
     random = np.random.default_rng(1)
     points = [(random.uniform(-8, -4), random.uniform(-6, 2)) for _ in range(150)]
-    losses = [2 + 0.05 * (x + y + 8) ** 2 + 0.002 * (x + 6) ** 2 + random.normal(0, 0.002) for x, y in points]
+    losses = [
+        2 + 0.05 * (x + y + 8) ** 2 + 0.002 * (x + 6) ** 2 + random.normal(0, 0.002)
+        for x, y in points
+    ]
     assert fit_surface(points, losses).correlation < -0.9
 
 
@@ -93,15 +102,22 @@ class TestFlags:
 
     def test_no_minimum_at_all(self):
         offsets = np.asarray(GRID) - [-6, -2]
-        assert {"saddle", "edge"} & set(fit_surface(GRID, list(2 + offsets[:, 0] ** 2 - offsets[:, 1] ** 2)).flags)
+        assert {"saddle", "edge"} & set(
+            fit_surface(GRID, list(2 + offsets[:, 0] ** 2 - offsets[:, 1] ** 2)).flags
+        )
 
     def test_nothing_but_noise_sets_no_bounds(self):
         random = np.random.default_rng(0)
-        found = [fit_surface(GRID, list(2 + random.normal(0, 0.01, len(GRID)))).flags for _ in range(20)]
+        found = [
+            fit_surface(GRID, list(2 + random.normal(0, 0.01, len(GRID)))).flags for _ in range(20)
+        ]
         assert sum(bool({"saddle", "edge", "flat"} & set(flags)) for flags in found) >= 18
 
     def test_diverged_runs_are_left_out_and_told(self):
-        losses = [None if x > -5.5 else loss for (x, _), loss in zip(GRID, surface(GRID, (-6.6, -2)), strict=True)]
+        losses = [
+            None if x > -5.5 else loss
+            for (x, _), loss in zip(GRID, surface(GRID, (-6.6, -2)), strict=True)
+        ]
         found = fit_surface(GRID, losses)
         assert "diverged" in found.flags
         assert found.found["lr"].value == pytest.approx(-6.6, abs=0.01)

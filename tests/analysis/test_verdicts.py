@@ -44,7 +44,12 @@ def test_the_verdict_is_where_the_interval_lies(value, half_width, two_sided, on
 
 @pytest.mark.parametrize("one_sided", [False, True])
 def test_a_slope_without_noise_is_always_settled_and_the_tolerance_itself_passes(one_sided):
-    for value, verdict in [(0.0, "pass"), (0.1, "pass"), (math.nextafter(0.1, 1), "fail"), (5.0, "fail")]:
+    for value, verdict in [
+        (0.0, "pass"),
+        (0.1, "pass"),
+        (math.nextafter(0.1, 1), "fail"),
+        (5.0, "fail"),
+    ]:
         found = judge_flatness(slope(value), tolerance=0.1, one_sided=one_sided)
         assert (found.verdict, found.more_seeds) == (verdict, 0)
     assert judge_flatness(slope(-0.1), tolerance=0.1).verdict == "pass"
@@ -98,7 +103,9 @@ def test_noisier_and_nearer_slopes_ask_for_more_seeds():
     assert nearer == sorted(set(nearer))
 
 
-@pytest.mark.parametrize(("value", "half_width"), [(0.1, 0.05), (-0.1, 0.05), (0.099, 0.1), (0.0, 2.0)])
+@pytest.mark.parametrize(
+    ("value", "half_width"), [(0.1, 0.05), (-0.1, 0.05), (0.099, 0.1), (0.0, 2.0)]
+)
 def test_a_slope_on_the_tolerance_or_lost_in_noise_asks_for_no_number_of_seeds(value, half_width):
     found = judge_flatness(slope(value, half_width))
     assert (found.verdict, found.more_seeds) == ("inconclusive", None)
@@ -114,7 +121,8 @@ def test_the_far_side_of_the_tolerance_does_not_count_when_only_growth_is_a_faul
 def test_growth_far_beyond_the_tolerance_takes_as_many_seeds_on_one_side_as_on_two(half_width):
     """At a tolerance so narrow, the lower end of it must not count against a failure."""
     both, growth = (
-        judge_flatness(slope(1.0, half_width), tolerance=0.01, one_sided=one_sided) for one_sided in (False, True)
+        judge_flatness(slope(1.0, half_width), tolerance=0.01, one_sided=one_sided)
+        for one_sided in (False, True)
     )
     assert both.more_seeds == growth.more_seeds
     assert growth.more_seeds > 0
@@ -123,7 +131,9 @@ def test_growth_far_beyond_the_tolerance_takes_as_many_seeds_on_one_side_as_on_t
 @pytest.mark.parametrize("true_slope", [0.0, 0.04, 0.19])
 @pytest.mark.parametrize("one_sided", [False, True])
 def test_the_seeds_asked_for_settle_most_draws(true_slope, one_sided):
-    """Where the first three seeds happen to show the truth: with their estimate in the right place."""
+    """Where the first three seeds happen to show the truth: with their estimate in the right
+    place.
+    """
     rng = np.random.default_rng(3)
 
     def draw(seeds: int) -> np.ndarray:
@@ -134,7 +144,10 @@ def test_the_seeds_asked_for_settle_most_draws(true_slope, one_sided):
     assert found.verdict == "inconclusive"
     assert found.more_seeds is not None
     seeds = 3 + found.more_seeds
-    later = [judge_flatness(fit_slope(X, np.exp(draw(seeds))), one_sided=one_sided).verdict for _ in range(300)]
+    later = [
+        judge_flatness(fit_slope(X, np.exp(draw(seeds))), one_sided=one_sided).verdict
+        for _ in range(300)
+    ]
     assert 0.7 < np.mean([verdict != "inconclusive" for verdict in later]) < 0.98
     assert later.count("fail" if true_slope > 0.1 else "pass") > 0.7 * len(later)
 

@@ -14,8 +14,12 @@ AREA = 10.0
 
 anywhere = st.tuples(st.floats(*BOX[0]), st.floats(*BOX[1]))
 # Coarse numbers make duplicates, lines and regular grids likely.
-on_a_lattice = st.tuples(st.integers(-2, 3).map(float), st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0]))
-clouds = st.lists(anywhere | on_a_lattice, min_size=1, max_size=30) | st.lists(on_a_lattice, min_size=1, max_size=40)
+on_a_lattice = st.tuples(
+    st.integers(-2, 3).map(float), st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0])
+)
+clouds = st.lists(anywhere | on_a_lattice, min_size=1, max_size=30) | st.lists(
+    on_a_lattice, min_size=1, max_size=40
+)
 
 
 def area(polygon: np.ndarray) -> float:
@@ -60,17 +64,25 @@ def test_vertices_stay_in_the_box_and_go_counterclockwise(points):
 
 @given(st.lists(on_a_lattice, min_size=1, max_size=20))
 def test_points_at_the_same_place_share_one_cell(points):
-    for first, second in zip(cells(points, BOX), cells([*points, *points], BOX)[len(points) :], strict=True):
+    for first, second in zip(
+        cells(points, BOX), cells([*points, *points], BOX)[len(points) :], strict=True
+    ):
         np.testing.assert_array_equal(first, second)
 
 
-@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=20, unique=True))
+@given(
+    st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=20, unique=True)
+)
 def test_points_outside_the_box_own_their_part_of_it_or_nothing(points):
-    assert sum(area(polygon) for polygon in cells(points, BOX) if len(polygon)) == pytest.approx(AREA, abs=1e-8)
+    assert sum(area(polygon) for polygon in cells(points, BOX) if len(polygon)) == pytest.approx(
+        AREA, abs=1e-8
+    )
 
 
 def test_cells_equal_those_of_qhull_on_points_and_their_mirror_images():
-    """The mirror images in the four sides of the box make Qhull's unbounded cells end at the box."""
+    """The mirror images in the four sides of the box make Qhull's unbounded cells end at the
+    box.
+    """
     points = np.random.default_rng(0).uniform((-2, -1), (3, 1), (300, 2))
     images = [points]
     for axis, limits in enumerate(BOX):
@@ -134,4 +146,6 @@ def test_what_lies_within_an_outline_adds_up_to_it_whichever_way_round_it_is_giv
     for corners in (outline, outline[::-1]):
         distinct = list(dict.fromkeys((x + 0.0, y + 0.0) for x, y in points))
         parts = [within(polygon, corners) for polygon in cells(distinct, BOX)]
-        assert sum(area(part) for part in parts if len(part)) == pytest.approx(area(np.array(outline)), rel=1e-6)
+        assert sum(area(part) for part in parts if len(part)) == pytest.approx(
+            area(np.array(outline)), rel=1e-6
+        )

@@ -1,4 +1,6 @@
-"""The check as a whole: the predictions on real training, verdicts, resumption, and what it says of wrong input."""
+"""The check as a whole: the predictions on real training, verdicts, resumption, and what it says of
+wrong input.
+"""
 
 import dataclasses
 import json
@@ -8,7 +10,15 @@ import re
 import pytest
 
 import mupscale
-from mupscale.checks import CheckResult, Criteria, Setup, coordinate_check, curves, judge, statistics
+from mupscale.checks import (
+    CheckResult,
+    Criteria,
+    Setup,
+    coordinate_check,
+    curves,
+    judge,
+    statistics,
+)
 from mupscale.checks.judging import Coherence
 from mupscale.engines import Local
 from mupscale.errors import DimensionError, MupscaleError, OptionError, UnknownNameError
@@ -23,7 +33,13 @@ R = (1, 3, 12)
 
 def over_r(rule: str) -> CheckResult:
     return coordinate_check(
-        Family("gpt:check,depth=1"), {"n_kv_heads": [12, 4, 1]}, rule=rule, seeds=3, steps=2, setup=SMALL, engine=HERE
+        Family("gpt:check,depth=1"),
+        {"n_kv_heads": [12, 4, 1]},
+        rule=rule,
+        seeds=3,
+        steps=2,
+        setup=SMALL,
+        engine=HERE,
     )
 
 
@@ -71,7 +87,9 @@ class TestPredictions:
         flat = vanilla.finding("first-layer", role).means
         assert [value / flat[0] for value in flat] == pytest.approx([1, 1, 1], abs=0.1)
         grown = shared.finding("first-layer", role).means
-        assert [value / grown[0] for value in grown] == pytest.approx([factor(r) for r in R], rel=0.1)
+        assert [value / grown[0] for value in grown] == pytest.approx(
+            [factor(r) for r in R], rel=0.1
+        )
 
     def test_repeated_matrix_turns_the_judgement_around(self, vanilla, shared):
         """For W⊕ vanilla is the flat one: shown, never judged."""
@@ -80,11 +98,15 @@ class TestPredictions:
         assert not vanilla.finding("repeated", "value").judged
 
     def test_updates_are_coherent(self, shared):
-        assert {one.regime for one in shared.coherences if one.role in ("value", "mlp_in", "query")} == {"coherent"}
+        assert {
+            one.regime for one in shared.coherences if one.role in ("value", "mlp_in", "query")
+        } == {"coherent"}
 
     def test_only_keys_and_values_tell_the_rules_apart(self, vanilla, shared):
         for role in ("query", "attention_output", "mlp_in", "mlp_out", "readout", "embedding"):
-            assert slope(vanilla, "update", role) == pytest.approx(slope(shared, "update", role), abs=0.03)
+            assert slope(vanilla, "update", role) == pytest.approx(
+                slope(shared, "update", role), abs=0.03
+            )
 
 
 class TestVerdict:
@@ -110,7 +132,11 @@ class TestVerdict:
         assert re.search("About [0-9]+ more seeds would settle it|More than 100 seeds", str(narrow))
 
     def test_more_confidence_is_a_wider_interval(self, shared):
-        sure = judge(shared.runs, "r", shared.about, Criteria(confidence=0.999)).finding("update", "key").flatness
+        sure = (
+            judge(shared.runs, "r", shared.about, Criteria(confidence=0.999))
+            .finding("update", "key")
+            .flatness
+        )
         usual = shared.finding("update", "key").flatness
         assert sure.high - sure.low > 1.5 * (usual.high - usual.low)
 
@@ -119,7 +145,17 @@ class TestVerdict:
         assert (one.low, one.high) == one.slope.interval(0.95, comparisons=len(shared.judged))
 
     def test_weights_and_starts_of_every_matrix_and_table_are_judged(self, shared):
-        roles = {"embedding", "position", "query", "key", "value", "attention_output", "mlp_in", "mlp_out", "readout"}
+        roles = {
+            "embedding",
+            "position",
+            "query",
+            "key",
+            "value",
+            "attention_output",
+            "mlp_in",
+            "mlp_out",
+            "readout",
+        }
         assert {one.role for one in shared.judged} == roles
         assert {one.statistic for one in shared.judged} == {"update", "start"}
 
@@ -162,11 +198,15 @@ def test_curves_are_means_over_seeds_at_each_step(shared):
 
 
 def deep(depth: int) -> GPT:
-    return GPT(GPTConfig(width=32, depth=depth, n_heads=2, n_kv_heads=1, vocabulary=256, context=64))
+    return GPT(
+        GPTConfig(width=32, depth=depth, n_heads=2, n_kv_heads=1, vocabulary=256, context=64)
+    )
 
 
 def four_heads(n_kv_heads: int) -> GPT:
-    return GPT(GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256, context=64))
+    return GPT(
+        GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256, context=64)
+    )
 
 
 TINY = Setup(batch=1, sequence=64)
@@ -175,7 +215,12 @@ TINY = Setup(batch=1, sequence=64)
 def fake(role: str, layers: list[float], **sizes):
     """A run of one step with one role, whose updates have these norms."""
     count = len(layers)
-    parts = {"role": [role] * count, "kind": ["matrix"] * count, "layer": list(range(count)), "name": [role] * count}
+    parts = {
+        "role": [role] * count,
+        "kind": ["matrix"] * count,
+        "layer": list(range(count)),
+        "name": [role] * count,
+    }
     parts |= {name: [value] * count for name, value in sizes.items()}
     return {"parts": parts, "series": {"step": [layers]}}
 
@@ -183,27 +228,44 @@ def fake(role: str, layers: list[float], **sizes):
 class TestStatistics:
     def test_layers_are_averaged_geometrically(self):
         run = fake("query", [1.0, 16.0], start=2.0)
-        assert statistics.by_step(run, statistics.STATISTICS["update"], "query") == pytest.approx([2.0])
+        assert statistics.by_step(run, statistics.STATISTICS["update"], "query") == pytest.approx(
+            [2.0]
+        )
 
     def test_a_thin_readout_is_measured_by_its_target(self):
-        """Its own norm, σ(√n_in + √n_out), goes another way with the width than √(n_out/n_in) does."""
+        """Its own norm, σ(√n_in + √n_out), goes another way with the width than √(n_out/n_in)
+        does.
+        """
         run = fake("readout", [3.0], start=7.0, n_out=256, n_in=64)
-        assert statistics.by_step(run, statistics.STATISTICS["update"], "readout") == pytest.approx([1.5])
+        assert statistics.by_step(run, statistics.STATISTICS["update"], "readout") == pytest.approx(
+            [1.5]
+        )
 
 
 class TestDepth:
     def test_a_stream_that_falls_is_no_fault_and_one_that_grows_is(self):
-        result = coordinate_check(deep, {"depth": [1, 2, 4]}, seeds=2, steps=1, setup=TINY, engine=HERE)
+        result = coordinate_check(
+            deep, {"depth": [1, 2, 4]}, seeds=2, steps=1, setup=TINY, engine=HERE
+        )
         assert result.about["base"] == 1
         for power, verdict in ((-1, "pass"), (1, "fail")):
-            maps = [run["maps"] | {"stream": [[1.0, run["depth"] ** power]] * 2} for run in result.runs]
+            maps = [
+                run["maps"] | {"stream": [[1.0, run["depth"] ** power]] * 2} for run in result.runs
+            ]
             runs = [run | {"maps": changed} for run, changed in zip(result.runs, maps, strict=True)]
-            assert judge(runs, "depth", result.about, result.criteria).finding("map", "stream").verdict == verdict
+            assert (
+                judge(runs, "depth", result.about, result.criteria).finding("map", "stream").verdict
+                == verdict
+            )
 
-    @pytest.mark.parametrize(("depth", "expected"), [("1/L", 0.0), ("1/sqrt(L)", 0.5), ("none", 1.0)])
+    @pytest.mark.parametrize(
+        ("depth", "expected"), [("1/L", 0.0), ("1/sqrt(L)", 0.5), ("none", 1.0)]
+    )
     def test_maps_grow_as_the_branches_factor_says(self, depth, expected):
         rule = mupscale.theory.rule_named("gqa-mup").but(depth=depth)
-        result = coordinate_check(deep, {"depth": [2, 4, 8]}, rule=rule, seeds=3, steps=1, setup=TINY, engine=HERE)
+        result = coordinate_check(
+            deep, {"depth": [2, 4, 8]}, rule=rule, seeds=3, steps=1, setup=TINY, engine=HERE
+        )
         for role in ("attention", "mlp"):
             one = result.finding("map", role)
             assert one.judged
@@ -221,29 +283,48 @@ class TestFolder:
         assert len(lines) == 1 + 4
         counted: list[tuple[int, int]] = []
         again = coordinate_check(
-            deep, folder=tmp_path, report=lambda done, total: counted.append((done, total)), **options
+            deep,
+            folder=tmp_path,
+            report=lambda done, total: counted.append((done, total)),
+            **options,
         )
         assert counted == [(4, 4)]
         assert again.to_dict() == first.to_dict()
         # One line torn off by a crash is run again, and only that one.
         (tmp_path / "runs.jsonl").write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:50])
         said: list[str] = []
-        assert coordinate_check(deep, folder=tmp_path, remark=said.append, **options).to_dict() == first.to_dict()
-        assert said == [f"{tmp_path / 'runs.jsonl'}: the last line was torn and is dropped; its job is run again."]
+        assert (
+            coordinate_check(deep, folder=tmp_path, remark=said.append, **options).to_dict()
+            == first.to_dict()
+        )
+        assert said == [
+            f"{tmp_path / 'runs.jsonl'}: the last line was torn and is dropped; its job is run "
+            "again."
+        ]
 
     def test_seeds_and_values_can_be_added(self, tmp_path):
         options = {"steps": 1, "setup": TINY, "engine": HERE, "folder": tmp_path}
         coordinate_check(deep, {"depth": [1, 2]}, seeds=2, **options)
         counted: list[tuple[int, int]] = []
         more = coordinate_check(
-            deep, {"depth": [1, 2, 4]}, seeds=3, report=lambda *count: counted.append(count), **options
+            deep,
+            {"depth": [1, 2, 4]},
+            seeds=3,
+            report=lambda *count: counted.append(count),
+            **options,
         )
         assert counted[0] == (4, 9)
         assert len(counted) == 1 + 5
         assert (more.x, more.about["seeds"]) == ((1, 2, 4), [1, 2, 3])
 
     def test_a_folder_of_other_runs_is_refused(self, tmp_path):
-        options = {"vary": {"depth": [1, 2]}, "seeds": 2, "setup": TINY, "engine": HERE, "folder": tmp_path}
+        options = {
+            "vary": {"depth": [1, 2]},
+            "seeds": 2,
+            "setup": TINY,
+            "engine": HERE,
+            "folder": tmp_path,
+        }
         coordinate_check(deep, steps=1, **options)
         with pytest.raises(OptionError, match="steps"):
             coordinate_check(deep, steps=2, **options)
@@ -260,7 +341,10 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"vary": {"n_kv_heads": [4]}}, r"n_kv_heads=\[4\] is one value, and a slope needs two"),
+            (
+                {"vary": {"n_kv_heads": [4]}},
+                r"n_kv_heads=\[4\] is one value, and a slope needs two",
+            ),
             ({"vary": {"n_kv_heads": [4, 4, 2]}}, "holds a value twice"),
             ({"vary": {"depth": [1, 0]}}, "depth=0 is not a positive whole number"),
             ({"vary": {"width": [32, 64.0]}}, "width=64.0 is not a positive whole number"),
@@ -284,22 +368,34 @@ class TestBadInput:
         def stubborn(n_kv_heads):
             return deep(1)
 
-        with pytest.raises(OptionError, match=r"build ignores n_kv_heads: r is 2 at n_kv_heads = 2, 1\."):
-            coordinate_check(stubborn, {"n_kv_heads": [2, 1]}, seeds=2, steps=1, setup=TINY, engine=HERE)
+        with pytest.raises(
+            OptionError, match=r"build ignores n_kv_heads: r is 2 at n_kv_heads = 2, 1\."
+        ):
+            coordinate_check(
+                stubborn, {"n_kv_heads": [2, 1]}, seeds=2, steps=1, setup=TINY, engine=HERE
+            )
 
     def test_values_with_equal_r(self):
         def rounding(n_kv_heads):
             heads = {4: 4, 3: 2, 2: 2}[n_kv_heads]
-            shape = GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=heads, vocabulary=256, context=64)
+            shape = GPTConfig(
+                width=32, depth=1, n_heads=4, n_kv_heads=heads, vocabulary=256, context=64
+            )
             return GPT(shape)
 
-        with pytest.raises(OptionError, match=r"n_kv_heads = 3 and 2 both give r = 2\. Leave one of them out"):
-            coordinate_check(rounding, {"n_kv_heads": [4, 3, 2]}, seeds=2, steps=1, setup=TINY, engine=HERE)
+        with pytest.raises(
+            OptionError, match=r"n_kv_heads = 3 and 2 both give r = 2\. Leave one of them out"
+        ):
+            coordinate_check(
+                rounding, {"n_kv_heads": [4, 3, 2]}, seeds=2, steps=1, setup=TINY, engine=HERE
+            )
 
     def test_a_model_that_diverges(self):
         wild = dataclasses.replace(TINY, lr=1e30)
         with pytest.raises(MupscaleError, match=r"diverged. Take a smaller lr than 1e\+30"):
-            coordinate_check(deep, {"depth": [1, 2]}, rule="sp", seeds=2, steps=2, setup=wild, engine=HERE)
+            coordinate_check(
+                deep, {"depth": [1, 2]}, rule="sp", seeds=2, steps=2, setup=wild, engine=HERE
+            )
 
     def test_wrong_shape_of_a_value(self):
         with pytest.raises(DimensionError, match="Choose a divisor of 4: 1, 2 or 4"):
@@ -311,7 +407,11 @@ class TestBadInput:
 
 def test_what_changes_beside_the_varied_quantity_is_said():
     def loose(width):
-        return GPT(GPTConfig(width=width, depth=1, n_heads=width // 16, n_kv_heads=1, vocabulary=256, context=64))
+        return GPT(
+            GPTConfig(
+                width=width, depth=1, n_heads=width // 16, n_kv_heads=1, vocabulary=256, context=64
+            )
+        )
 
     result = coordinate_check(loose, {"width": [32, 64]}, seeds=2, steps=1, setup=TINY, engine=HERE)
     assert any("r changes along with width (2 to 4)" in warning for warning in result.warnings)
@@ -324,11 +424,21 @@ def test_what_does_not_move_is_said():
             block.attention.o_proj.weight.data.zero_()
         return model(batch.inputs, batch.targets)
 
-    options = {"seeds": 2, "steps": 1, "setup": TINY, "engine": HERE, "loss": frozen, "criteria": Criteria(tolerance=9)}
+    options = {
+        "seeds": 2,
+        "steps": 1,
+        "setup": TINY,
+        "engine": HERE,
+        "loss": frozen,
+        "criteria": Criteria(tolerance=9),
+    }
     over_r = coordinate_check(four_heads, {"n_kv_heads": [4, 1]}, **options)
     assert "value" in over_r.unjudged
     assert over_r.verdict == "inconclusive"
-    assert "value gave no numbers in some run: nothing is said about it, and the check cannot pass." in str(over_r)
+    assert (
+        "value gave no numbers in some run: nothing is said about it, and the check cannot pass."
+        in str(over_r)
+    )
     over_depth = coordinate_check(deep, {"depth": [1, 2]}, **options)
     assert (over_depth.unjudged, over_depth.verdict) == (("attention",), "inconclusive")
     with pytest.raises(UnknownNameError, match="unknown finding 'update of value'"):
@@ -360,23 +470,46 @@ def test_the_base_has_the_least_sharing_by_either_name(name, base):
 class TestAssertTransfers:
     def test_raises_with_the_whole_table(self):
         rule = mupscale.theory.rule_named("gqa-mup").but(depth="none")
-        with pytest.raises(AssertionError, match=r"(?s)says fail.*attention.*grows with depth, as theory predicts"):
-            assert_transfers(deep, {"depth": [2, 4, 8]}, rule=rule, seeds=3, steps=1, setup=TINY, engine=HERE)
+        with pytest.raises(
+            AssertionError, match=r"(?s)says fail.*attention.*grows with depth, as theory predicts"
+        ):
+            assert_transfers(
+                deep, {"depth": [2, 4, 8]}, rule=rule, seeds=3, steps=1, setup=TINY, engine=HERE
+            )
 
     def test_returns_the_result(self):
-        options = {"seeds": 3, "steps": 1, "setup": TINY, "engine": HERE, "criteria": Criteria(tolerance=0.4)}
+        options = {
+            "seeds": 3,
+            "steps": 1,
+            "setup": TINY,
+            "engine": HERE,
+            "criteria": Criteria(tolerance=0.4),
+        }
         assert assert_transfers(deep, {"depth": [2, 4, 8]}, **options).passed
 
     def test_inconclusive_does_not_pass_unless_allowed(self):
-        options = {"seeds": 2, "steps": 1, "setup": TINY, "engine": HERE, "criteria": Criteria(tolerance=0.01)}
+        options = {
+            "seeds": 2,
+            "steps": 1,
+            "setup": TINY,
+            "engine": HERE,
+            "criteria": Criteria(tolerance=0.01),
+        }
         vary = {"n_kv_heads": [4, 1]}
 
         def build(n_kv_heads):
-            return GPT(GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256, context=64))
+            return GPT(
+                GPTConfig(
+                    width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256, context=64
+                )
+            )
 
         with pytest.raises(AssertionError, match="says inconclusive"):
             assert_transfers(build, vary, **options)
-        assert assert_transfers(build, vary, allow_inconclusive=True, **options).verdict == "inconclusive"
+        assert (
+            assert_transfers(build, vary, allow_inconclusive=True, **options).verdict
+            == "inconclusive"
+        )
 
 
 def test_is_there_by_its_short_name():

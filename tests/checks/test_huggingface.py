@@ -1,7 +1,8 @@
-"""On Hugging Face models a probe measures what exact singular values and hooks of our own say, and the verdicts hold.
+"""On Hugging Face models a probe measures what exact singular values and hooks of our own say, and
+the verdicts hold.
 
-By hand, a matrix is what its module does to the unit vectors: whatever stores it transposed, fuses it with others or
-multiplies it, in the model's own code or by a plan's hook, is in that.
+By hand, a matrix is what its module does to the unit vectors: whatever stores it transposed, fuses
+it with others or multiplies it, in the model's own code or by a plan's hook, is in that.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,9 +23,7 @@ from mupscale.planning import Plan
 from mupscale.targets.families import Family
 from mupscale.theory import rule_named
 
-SIZES = (
-    "hidden_size=64,intermediate_size=96,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=256"
-)
+SIZES = "hidden_size=64,intermediate_size=96,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=256"
 LLAMA, QWEN3, GEMMA2 = (f"hf:{kind},{SIZES},head_dim=16" for kind in ("llama", "qwen3", "gemma2"))
 PHI3 = f"hf:phi3,{SIZES},pad_token_id=none"
 PHI = f"hf:phi,{SIZES},resid_pdrop=0.0"
@@ -33,9 +32,7 @@ FALCON = (
     "hf:falcon,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_kv_heads=2,new_decoder_architecture=true,"
     "vocab_size=256"
 )
-GPT2 = (
-    "hf:gpt2,n_embd=64,n_head=4,n_layer=2,vocab_size=256,n_positions=64,resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
-)
+GPT2 = "hf:gpt2,n_embd=64,n_head=4,n_layer=2,vocab_size=256,n_positions=64,resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
 SEED = 3
 SETUP = Setup(batch=1, sequence=64, lr=2**-10)  # all tokens are looked at: a trace holds 64
 
@@ -87,7 +84,10 @@ class Case:
         """Module, role and outputs of each matrix."""
         for layer in range(2):
             for inside, rows in self.block.items():
-                yield from ((f"{self.blocks}.{layer}.{inside}", role, outputs) for role, outputs in rows.items())
+                yield from (
+                    (f"{self.blocks}.{layer}.{inside}", role, outputs)
+                    for role, outputs in rows.items()
+                )
         if self.readout:
             yield self.readout, "readout", []
 
@@ -154,7 +154,9 @@ CASES = {
 
 @dataclass(frozen=True)
 class Moment:
-    """A model between two steps: what each module does to unit vectors, and what passed through it."""
+    """A model between two steps: what each module does to unit vectors, and what passed through
+    it.
+    """
 
     matrices: dict[str, Tensor]
     biases: dict[str, Tensor]
@@ -189,9 +191,13 @@ class ByHand:
         for path, module in self.modules.items():
             handles += [
                 module.register_forward_pre_hook(self._keep(inputs, path), prepend=True),
-                module.register_forward_hook(lambda m, x, y, path=path: self._keep(outputs, path)(m, (y,))),
+                module.register_forward_hook(
+                    lambda m, x, y, path=path: self._keep(outputs, path)(m, (y,))
+                ),
             ]
-        cross_entropy(self.model(self.batch.inputs).logits.flatten(0, 1), self.batch.targets.flatten()).backward()
+        cross_entropy(
+            self.model(self.batch.inputs).logits.flatten(0, 1), self.batch.targets.flatten()
+        ).backward()
         for handle in handles:
             handle.remove()
         with torch.no_grad():
@@ -210,7 +216,9 @@ class ByHand:
             first = values[0] if values else None
             first = first[0] if isinstance(first, tuple) else first
             if isinstance(first, Tensor) and first.is_floating_point():
-                kept.setdefault(path, first.detach().flatten(0, -2).clone())  # Falcon adds to it in place
+                kept.setdefault(
+                    path, first.detach().flatten(0, -2).clone()
+                )  # Falcon adds to it in place
 
         return hook
 
@@ -230,12 +238,16 @@ class Measured:
     hand: ByHand
 
     def pairs(self) -> Iterator[tuple[dict[str, Any], str, Tensor | slice]]:
-        """Each matrix that the probe measured, with the module and the outputs in which we look for it."""
+        """Each matrix that the probe measured, with the module and the outputs in which we look for
+        it.
+        """
         found = list(self.case.places())
         for part in parts(self.run):
             if part["kind"] == "matrix":
                 module = part["name"].removesuffix(".weight")
-                outputs = next(rows for path, role, rows in found if (path, role) == (module, part["role"]))
+                outputs = next(
+                    rows for path, role, rows in found if (path, role) == (module, part["role"])
+                )
                 yield part, module, torch.tensor(outputs) if outputs else slice(None)
 
 
@@ -261,9 +273,13 @@ def measured(request) -> Measured:
 class TestMeasuredAsByHand:
     def test_every_matrix_is_found_with_its_role_and_size(self, measured):
         expected = {(f"{module}.weight", role) for module, role, _ in measured.case.places()}
-        assert {(p["name"], p["role"]) for p in parts(measured.run) if p["kind"] == "matrix"} == expected
+        assert {
+            (p["name"], p["role"]) for p in parts(measured.run) if p["kind"] == "matrix"
+        } == expected
         for part, module, rows in measured.pairs():
-            assert (part["n_out"], part["n_in"]) == tuple(measured.hand.before.matrices[module][rows].shape)
+            assert (part["n_out"], part["n_in"]) == tuple(
+                measured.hand.before.matrices[module][rows].shape
+            )
 
     def test_initial_norms_are_exact_ones_of_multiplier_times_weight(self, measured):
         for part, module, rows in measured.pairs():
@@ -274,7 +290,9 @@ class TestMeasuredAsByHand:
 
     def test_norms_of_the_step_are_exact_ones(self, measured):
         for part, module, rows in measured.pairs():
-            step = (measured.hand.after.matrices[module] - measured.hand.before.matrices[module])[rows]
+            step = (measured.hand.after.matrices[module] - measured.hand.before.matrices[module])[
+                rows
+            ]
             assert part["step"] == pytest.approx(exact(step), rel=6e-3), part["name"]
             assert part["step_frobenius"] == pytest.approx(float(step.norm()), rel=1e-3)
 
@@ -284,18 +302,30 @@ class TestMeasuredAsByHand:
         moved = (after - before).norm(dim=1) > 0
         assert part["name"] == f"{measured.case.embedding}.weight"
         assert part["start"] == pytest.approx(rms(before[moved]) * part["n_out"] ** 0.5, rel=1e-3)
-        assert part["step"] == pytest.approx(rms((after - before)[moved]) * part["n_out"] ** 0.5, rel=1e-3)
+        assert part["step"] == pytest.approx(
+            rms((after - before)[moved]) * part["n_out"] ** 0.5, rel=1e-3
+        )
 
     def test_changes_of_the_outputs_are_those_by_the_weight_and_by_the_input(self, measured):
         before, after = measured.hand.before, measured.hand.after
         for part, module, rows in measured.pairs():
             x, dx = before.inputs[module], after.inputs[module] - before.inputs[module]
-            W, dW = after.matrices[module][rows], (after.matrices[module] - before.matrices[module])[rows]
-            h, dh = after.outputs[module][:, rows], (after.outputs[module] - before.outputs[module])[:, rows]
+            W, dW = (
+                after.matrices[module][rows],
+                (after.matrices[module] - before.matrices[module])[rows],
+            )
+            h, dh = (
+                after.outputs[module][:, rows],
+                (after.outputs[module] - before.outputs[module])[:, rows],
+            )
             bias = (after.biases[module] - before.biases[module])[:, rows]
             assert rms(dh - (x @ dW.T + dx @ W.T + bias)) < 1e-3 * rms(dh)
             for name, expected in (("h", h), ("dh", dh), ("dw_x", x @ dW.T), ("w_dx", dx @ W.T)):
-                assert part[name] == pytest.approx(rms(expected), rel=2e-3), (name, part["name"], part["role"])
+                assert part[name] == pytest.approx(rms(expected), rel=2e-3), (
+                    name,
+                    part["name"],
+                    part["role"],
+                )
 
     @pytest.mark.parametrize("name", ["attention", "mlp"])
     def test_maps_begin_and_end_where_the_branch_does(self, measured, name):
@@ -304,20 +334,28 @@ class TestMeasuredAsByHand:
             (measured.hand.before, measured.hand.after), measured.run["maps"][name], strict=True
         ):  # fmt: skip
             paths = [f"{measured.case.blocks}.{layer}." for layer in range(2)]
-            expected = [rms(moment.outputs[path + last]) / rms(moment.inputs[path + first]) for path in paths]
+            expected = [
+                rms(moment.outputs[path + last]) / rms(moment.inputs[path + first])
+                for path in paths
+            ]
             assert ratios == pytest.approx(expected, rel=1e-3)
 
     def test_blocks_and_the_stream(self, measured):
         blocks = [f"{measured.case.blocks}.{layer}" for layer in range(2)]
         for k, moment in enumerate((measured.hand.before, measured.hand.after)):
-            stream = [rms(moment.inputs[blocks[0]]), *(rms(moment.outputs[block]) for block in blocks)]
+            stream = [
+                rms(moment.inputs[blocks[0]]),
+                *(rms(moment.outputs[block]) for block in blocks),
+            ]
             assert measured.run["maps"]["stream"][k] == pytest.approx(stream, rel=1e-3)
             assert measured.run["maps"]["block"][k] == pytest.approx(
                 [stream[1] / stream[0], stream[2] / stream[1]], rel=1e-3
             )
 
     def test_theory_has_the_step_of_a_gain_to_the_digit(self, measured):
-        """Adam's first step is of one size in every entry, folded factors and gains stored as 1 + w included."""
+        """Adam's first step is of one size in every entry, folded factors and gains stored as 1 + w
+        included.
+        """
         gains = [part for part in parts(measured.run) if part["role"] == "gain"]
         assert gains
         for part in gains:
@@ -332,9 +370,24 @@ class TestExperts:
             assert abs(result.finding("start", role).flatness.slope.value) < 0.1
 
     def test_a_stack_has_the_root_mean_square_of_its_norms(self):
-        one = Probe(Family(MIXTRAL), "width", 128, 64, SEED, 1, rule_named("gqa-mup"), SETUP, "python-stdlib")
-        case = Case(MIXTRAL, "width", 128, 64, {}, "model.layers", "model.embed_tokens", ("", ""), ("", ""))
-        hand, found = ByHand(case), [p for p in parts(run_probe(one)) if p["role"].startswith("expert")]
+        one = Probe(
+            Family(MIXTRAL),
+            "width",
+            128,
+            64,
+            SEED,
+            1,
+            rule_named("gqa-mup"),
+            SETUP,
+            "python-stdlib",
+        )
+        case = Case(
+            MIXTRAL, "width", 128, 64, {}, "model.layers", "model.embed_tokens", ("", ""), ("", "")
+        )
+        hand, found = (
+            ByHand(case),
+            [p for p in parts(run_probe(one)) if p["role"].startswith("expert")],
+        )
         assert {(p["role"], p["n_out"], p["n_in"]) for p in found} == {
             ("expert_in", 384, 128),
             ("expert_out", 128, 192),
@@ -346,7 +399,9 @@ class TestExperts:
             assert part["step"] == pytest.approx(rms(norms), rel=6e-3)
 
 
-def checked(family: str, vary: dict[str, list[int]], rule: str, seeds: int = 4) -> mupscale.checks.CheckResult:
+def checked(
+    family: str, vary: dict[str, list[int]], rule: str, seeds: int = 4
+) -> mupscale.checks.CheckResult:
     setup = Setup(batch=1, sequence=128, lr=2**-16)
     return coordinate_check(
         Family(family), vary, rule=rule, seeds=seeds, steps=1, setup=setup, engine=Local(workers=0)
@@ -359,9 +414,15 @@ THIN = "hidden_size=256,intermediate_size=128,num_hidden_layers=2,num_attention_
 
 class TestVerdicts:
     @pytest.mark.parametrize(
-        "family", [f"hf:llama,{THIN},head_dim=16,vocab_size=256", f"hf:phi3,{THIN},vocab_size=256,pad_token_id=none"]
+        "family",
+        [
+            f"hf:llama,{THIN},head_dim=16,vocab_size=256",
+            f"hf:phi3,{THIN},vocab_size=256,pad_token_id=none",
+        ],
     )
-    def test_without_the_factor_keys_and_values_fail_over_r_by_theorys_slope_and_nothing_else(self, family):
+    def test_without_the_factor_keys_and_values_fail_over_r_by_theorys_slope_and_nothing_else(
+        self, family
+    ):
         result = checked(family, HEADS, "complete-p")
         failed = [(one.statistic, one.role) for one in result.judged if one.verdict == "fail"]
         assert result.verdict == "fail"

@@ -1,4 +1,6 @@
-"""A wrong plan fails the check, and where it is wrong; a right one does not. `drills/check_mutations.py` in small."""
+"""A wrong plan fails the check, and where it is wrong; a right one does not.
+`drills/check_mutations.py` in small.
+"""
 
 import dataclasses
 

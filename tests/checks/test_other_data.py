@@ -1,4 +1,6 @@
-"""Checks of models that do not take tokens, and of what starts at zero: against norms that are taken by hand."""
+"""Checks of models that do not take tokens, and of what starts at zero: against norms that are
+taken by hand.
+"""
 
 import itertools
 import math
@@ -113,7 +115,8 @@ class TestTablesOfAnyShape:
     """One row of n_out numbers for each input: a pixel of a patch, a place, a tap of a filter."""
 
     @pytest.mark.parametrize(
-        ("name", "axis"), [("patches.weight", 0), ("token", 2), ("places", 2), ("blocks.1.filter.weight", 0)]
+        ("name", "axis"),
+        [("patches.weight", 0), ("token", 2), ("places", 2), ("blocks.1.filter.weight", 0)],
     )
     def test_are_measured_by_the_length_of_a_row(self, measured, by_hand, name, axis):
         k = measured["parts"]["name"].index(name)
@@ -149,14 +152,19 @@ class TestWhatStartsAtZero:
         assert len(values) == 2
         assert min(values) > 0
 
-    def test_a_map_that_gives_nothing_counts_from_the_first_step_that_it_gives_something(self, measured):
+    def test_a_map_that_gives_nothing_counts_from_the_first_step_that_it_gives_something(
+        self, measured
+    ):
         rows = measured["maps"]["mlp"]
         assert rows[0] == [0, 0]
         ratios = map_by_step(measured, "mlp")
         assert ratios == pytest.approx([2 * math.sqrt(math.prod(row)) for row in rows[1:]])
 
     def test_what_never_moves_has_no_numbers(self, measured):
-        still = {name: [0.0 for _ in row] for name, row in zip("abc", measured["series"]["step"], strict=True)}
+        still = {
+            name: [0.0 for _ in row]
+            for name, row in zip("abc", measured["series"]["step"], strict=True)
+        }
         run = measured | {"series": measured["series"] | {"step": list(still.values())}}
         assert by_step(run, STATISTICS["update"], "mlp_in") == []
 
@@ -176,7 +184,9 @@ class TestVerdicts:
         judged = {one.role for one in result.judged if one.statistic == "update"}
         assert {"embedding", "position", "depthwise", "mlp_in", "readout"} <= judged
         assert {one.steps for one in curves(result, "update") if one.role == "mlp_in"} == {(2,)}
-        assert {one.steps for one in curves(result, "update") if one.role == "embedding"} == {(1, 2)}
+        assert {one.steps for one in curves(result, "update") if one.role == "embedding"} == {
+            (1, 2)
+        }
 
     def test_standard_parametrization_fails(self):
         assert over_width("sp").verdict == "fail"
@@ -211,7 +221,11 @@ class TestStreams:
             torch.manual_seed(0)
             return Two(width, 2)
 
-        run = run_probe(Probe(two, "width", 64, 32, 1, 1, rule_named("gqa-mup"), SETUP, batch, None, loss, READING))
+        run = run_probe(
+            Probe(
+                two, "width", 64, 32, 1, 1, rule_named("gqa-mup"), SETUP, batch, None, loss, READING
+            )
+        )
         course = run["maps"]["stream"][1]
         assert len(course) == 5
         blocks = run["maps"]["block"][1]
@@ -226,7 +240,11 @@ class TestStreams:
                 )
 
             def forward(self, images: Tensor) -> Tensor:
-                x = self.patches(images).flatten(2).transpose(1, 2) + self.places[:, 1:] + self.token
+                x = (
+                    self.patches(images).flatten(2).transpose(1, 2)
+                    + self.places[:, 1:]
+                    + self.token
+                )
                 for norm, enter, leave in self.blocks:
                     x = x + leave(gelu(enter(norm(x))))
                 return self.head(self.norm(x).mean(dim=1))
@@ -235,7 +253,22 @@ class TestStreams:
             torch.manual_seed(0)
             return Listed(width, 3)
 
-        run = run_probe(Probe(listed, "width", 64, 32, 1, 1, rule_named("gqa-mup"), SETUP, batch, None, loss, READING))
+        run = run_probe(
+            Probe(
+                listed,
+                "width",
+                64,
+                32,
+                1,
+                1,
+                rule_named("gqa-mup"),
+                SETUP,
+                batch,
+                None,
+                loss,
+                READING,
+            )
+        )
         assert [len(row) for row in run["maps"]["stream"]] == [4, 4]
         # Branches start at zero: the stream goes through unchanged.
         assert run["maps"]["block"][0] == pytest.approx([1, 1, 1])
@@ -243,7 +276,9 @@ class TestStreams:
 
 
 class TestEncoderDecoders:
-    """Self-attention and cross-attention of a block are two maps, each from its own input to its own output."""
+    """Self-attention and cross-attention of a block are two maps, each from its own input to its
+    own output.
+    """
 
     @pytest.mark.filterwarnings("ignore")
     def test_every_attention_is_a_map(self):
@@ -253,18 +288,28 @@ class TestEncoderDecoders:
 
         def listen(model, batch):
             features, tokens = batch
-            logits = model(input_features=features, decoder_input_ids=tokens, use_cache=False).logits
+            logits = model(
+                input_features=features, decoder_input_ids=tokens, use_cache=False
+            ).logits
             return cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
         def sounds(seed):
             generator = torch.Generator().manual_seed(seed)
-            return torch.randn(2, 8, 64, generator=generator), torch.randint(3, 200, (2, 10), generator=generator)
+            return torch.randn(2, 8, 64, generator=generator), torch.randint(
+                3, 200, (2, 10), generator=generator
+            )
 
-        run = run_probe(Probe(speech, "width", 32, 32, 1, 1, rule_named("gqa-mup"), SETUP, sounds, None, listen))
+        run = run_probe(
+            Probe(speech, "width", 32, 32, 1, 1, rule_named("gqa-mup"), SETUP, sounds, None, listen)
+        )
         model = speech(32)
         plan(model, base=speech(32)).initialize_(model, std=0.02, seed=1)
         record: dict[tuple[str, int], float] = {}
-        attentions = ("encoder.layers.0.self_attn", "decoder.layers.0.self_attn", "decoder.layers.0.encoder_attn")
+        attentions = (
+            "encoder.layers.0.self_attn",
+            "decoder.layers.0.self_attn",
+            "decoder.layers.0.encoder_attn",
+        )
         for name in attentions:
             attention = model.model.get_submodule(name)
             attention.k_proj.register_forward_hook(sizes_into(record, name, 0))
@@ -291,7 +336,9 @@ class TestBadInput:
             coordinate_check(build, {"width": [32, 64]}, data=batch)
 
     def test_images_without_a_loss(self):
-        with pytest.raises(OptionError, match=r"no token embedding, .* Give data=, a function of the seed"):
+        with pytest.raises(
+            OptionError, match=r"no token embedding, .* Give data=, a function of the seed"
+        ):
             run_probe(probe(data="python-stdlib", loss=None))
 
 
@@ -322,14 +369,21 @@ class Bottleneck(nn.Module):
 
 
 def test_a_side_that_does_not_grow_is_measured_against_the_spectral_target():
-    """The initial norm of 4 × n stays, the target √(4/n) falls: a right update falls with it, by n^-0.5."""
+    """The initial norm of 4 × n stays, the target √(4/n) falls: a right update falls with it, by
+    n^-0.5.
+    """
 
     def bottleneck(width):
         torch.manual_seed(0)
         return Bottleneck(width)
 
     result = coordinate_check(
-        bottleneck, {"width": [64, 128, 256]}, seeds=3, steps=2, setup=Setup(batch=2, sequence=64), engine=HERE
+        bottleneck,
+        {"width": [64, 128, 256]},
+        seeds=3,
+        steps=2,
+        setup=Setup(batch=2, sequence=64),
+        engine=HERE,
     )
     for role in ("mlp_in", "branch_output"):
         one = result.finding("update", role)
@@ -350,7 +404,9 @@ def test_the_largest_table_is_the_vocabulary():
         return run_probe(Probe(segments, "width", 32, 16, 1, 1, rule_named("mup"), SETUP, data))
 
     assert len(run("python-stdlib")["losses"]) == 2
-    with pytest.raises(DimensionError, match="the token 251, and the model has a vocabulary of 250"):
+    with pytest.raises(
+        DimensionError, match="the token 251, and the model has a vocabulary of 250"
+    ):
         run(np.full(1000, 251))
 
 

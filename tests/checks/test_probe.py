@@ -16,7 +16,9 @@ from mupscale.errors import DimensionError, NonFiniteError, OptionError
 from mupscale.models import GPT, GPTConfig
 from mupscale.theory import rule_named
 
-SHAPE = GPTConfig(width=48, depth=2, n_heads=4, head_dim=16, n_kv_heads=4, vocabulary=256, context=64)
+SHAPE = GPTConfig(
+    width=48, depth=2, n_heads=4, head_dim=16, n_kv_heads=4, vocabulary=256, context=64
+)
 SETUP = Setup(batch=2, sequence=32, lr=2**-10)
 
 
@@ -43,11 +45,15 @@ def remember(record: dict, name: str):
 
 @pytest.fixture(scope="module")
 def by_hand():
-    """The same two steps with torch alone: weights before and after each, and inputs and outputs of every matrix."""
+    """The same two steps with torch alone: weights before and after each, and inputs and outputs of
+    every matrix.
+    """
     model = build(n_kv_heads=2)
     made = plan(model, base=build(n_kv_heads=4), rule="gqa-mup")
     made.initialize_(model, std=0.02, seed=3)
-    optimizer = torch.optim.AdamW(made.param_groups(model, lr=2**-10, eps=1e-12, betas=(0.9, 0.999)), fused=True)
+    optimizer = torch.optim.AdamW(
+        made.param_groups(model, lr=2**-10, eps=1e-12, betas=(0.9, 0.999)), fused=True
+    )
     inputs, targets = Batches(open_corpus("python-stdlib"), batch=2, sequence=32, seed=3).at(0)
     weights, seen = [], []
     for _ in range(3):
@@ -55,7 +61,8 @@ def by_hand():
         handles = [
             module.register_forward_hook(remember(record, name))
             for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) or (name.startswith("blocks.") and name.count(".") == 1)
+            if isinstance(module, nn.Linear)
+            or (name.startswith("blocks.") and name.count(".") == 1)
         ]
         loss = model(inputs, targets)
         loss.backward()
@@ -69,7 +76,11 @@ def by_hand():
 
 
 def matrices(run):
-    return [(k, name) for k, name in enumerate(run["parts"]["name"]) if run["parts"]["kind"][k] == "matrix"]
+    return [
+        (k, name)
+        for k, name in enumerate(run["parts"]["name"])
+        if run["parts"]["kind"][k] == "matrix"
+    ]
 
 
 class TestNormsAgreeWithExactOnes:
@@ -81,12 +92,16 @@ class TestNormsAgreeWithExactOnes:
                 exact = float(torch.linalg.matrix_norm(change.double(), 2))
                 assert measured["series"]["step"][step - 1][k] == pytest.approx(exact, rel=6e-3)
                 exact = float(torch.linalg.matrix_norm(change.double()))
-                assert measured["series"]["step_frobenius"][step - 1][k] == pytest.approx(exact, rel=1e-4)
+                assert measured["series"]["step_frobenius"][step - 1][k] == pytest.approx(
+                    exact, rel=1e-4
+                )
 
     def test_of_all_steps_together(self, measured, by_hand):
         weights, _ = by_hand
         for k, name in matrices(measured):
-            exact = float(torch.linalg.matrix_norm((weights[2][name] - weights[0][name]).double(), 2))
+            exact = float(
+                torch.linalg.matrix_norm((weights[2][name] - weights[0][name]).double(), 2)
+            )
             assert measured["series"]["moved"][0][k] == pytest.approx(exact, rel=2.1e-2)
 
     def test_at_the_start(self, measured, by_hand):
@@ -102,7 +117,9 @@ class TestNormsAgreeWithExactOnes:
         rows = change[change.abs().amax(dim=1) > 0]
         assert 5 < len(rows) < 256
         lengths = torch.linalg.vector_norm(rows, dim=1)
-        assert measured["series"]["step"][0][k] == pytest.approx(float(lengths.square().mean().sqrt()), rel=1e-4)
+        assert measured["series"]["step"][0][k] == pytest.approx(
+            float(lengths.square().mean().sqrt()), rel=1e-4
+        )
 
 
 class TestActivations:
@@ -120,7 +137,10 @@ class TestActivations:
                 ("w_dx", (x1 - x0) @ weights[1][name].T),
             ):
                 expected = float(tensor.square().mean().sqrt())
-                assert measured["series"][column][0][k] == pytest.approx(expected, rel=2e-3), (column, name)
+                assert measured["series"][column][0][k] == pytest.approx(expected, rel=2e-3), (
+                    column,
+                    name,
+                )
 
     def test_the_two_terms_are_the_change(self, by_hand):
         """The identity that the two columns rest on: x before the step, W after it."""
@@ -137,9 +157,15 @@ class TestActivations:
         def rms(tensor):
             return float(tensor.square().mean().sqrt())
 
-        stream = [rms(record["blocks.0"][0]), rms(record["blocks.0"][1]), rms(record["blocks.1"][1])]
+        stream = [
+            rms(record["blocks.0"][0]),
+            rms(record["blocks.0"][1]),
+            rms(record["blocks.1"][1]),
+        ]
         assert measured["maps"]["stream"][0] == pytest.approx(stream, rel=1e-4)
-        attention = rms(record["blocks.1.attention.o_proj"][1]) / rms(record["blocks.1.attention.q_proj"][0])
+        attention = rms(record["blocks.1.attention.o_proj"][1]) / rms(
+            record["blocks.1.attention.q_proj"][0]
+        )
         assert measured["maps"]["attention"][0][1] == pytest.approx(attention, rel=1e-4)
         mlp = rms(record["blocks.0.mlp.down_proj"][1]) / rms(record["blocks.0.mlp.up_proj"][0])
         assert measured["maps"]["mlp"][0][0] == pytest.approx(mlp, rel=1e-4)
@@ -174,7 +200,9 @@ def test_noise_has_the_coherence_that_is_said_of_it(shape):
 
 
 def test_hooked_multipliers_count_and_stored_numbers_alone_do_not():
-    """A readout with its factor in a hook has the effect of one with the factor folded in, and the same norms."""
+    """A readout with its factor in a hook has the effect of one with the factor folded in, and the
+    same norms.
+    """
 
     def planner(multipliers):
         return lambda model, base: plan(model, base=base, multipliers=multipliers)
@@ -192,7 +220,9 @@ def test_hooked_multipliers_count_and_stored_numbers_alone_do_not():
 def test_dropout_is_off():
     def noisy(n_kv_heads):
         model = build(n_kv_heads)
-        model.tokens.register_forward_hook(lambda module, _, out: nn.functional.dropout(out, 0.5, module.training))
+        model.tokens.register_forward_hook(
+            lambda module, _, out: nn.functional.dropout(out, 0.5, module.training)
+        )
         return model
 
     assert run_probe(probe(build=noisy, steps=1)) == run_probe(probe(steps=1))
@@ -201,10 +231,16 @@ def test_dropout_is_off():
 def test_the_wanted_start_is_theorys_whatever_the_plan_does():
     def halved(model, base):
         made = plan(model, base=base)
-        small = {name: dataclasses.replace(p, init_std=p.init_std / 2) for name, p in made.parameters.items()}
+        small = {
+            name: dataclasses.replace(p, init_std=p.init_std / 2)
+            for name, p in made.parameters.items()
+        }
         return dataclasses.replace(made, parameters=small)
 
-    right, wrong = run_probe(probe(steps=1))["parts"], run_probe(probe(steps=1, planner=halved))["parts"]
+    right, wrong = (
+        run_probe(probe(steps=1))["parts"],
+        run_probe(probe(steps=1, planner=halved))["parts"],
+    )
     assert wrong["wanted"] == right["wanted"]
     k = right["role"].index("key")
     assert wrong["predicted_start"][k] == pytest.approx(right["predicted_start"][k] / 2, rel=1e-4)
@@ -213,18 +249,25 @@ def test_the_wanted_start_is_theorys_whatever_the_plan_does():
 
 class TestBadInput:
     def test_no_model(self):
-        with pytest.raises(OptionError, match=r"build\(n_kv_heads=2\) returned a value of type int. Return an"):
+        with pytest.raises(
+            OptionError, match=r"build\(n_kv_heads=2\) returned a value of type int. Return an"
+        ):
             run_probe(probe(build=lambda n_kv_heads: n_kv_heads))
 
     def test_diverged(self):
         def broken(model, batch):
             return model(batch.inputs).mean() * math.inf
 
-        with pytest.raises(NonFiniteError, match=r"at step 0 of build\(n_kv_heads=2\), seed 3: it diverged. Take"):
+        with pytest.raises(
+            NonFiniteError, match=r"at step 0 of build\(n_kv_heads=2\), seed 3: it diverged. Take"
+        ):
             run_probe(probe(loss=broken))
 
     def test_vocabulary(self):
-        with pytest.raises(DimensionError, match="the data hold the token 300, and the model has a vocabulary of 256"):
+        with pytest.raises(
+            DimensionError,
+            match="the data hold the token 300, and the model has a vocabulary of 256",
+        ):
             run_probe(probe(data=np.full(200, 300)))
 
     def test_meta_buffers(self):
@@ -233,10 +276,14 @@ class TestBadInput:
             model.register_buffer("table", torch.empty(3, device="meta"))
             return model
 
-        with pytest.raises(OptionError, match="on the meta device, with buffers that only the model can compute"):
+        with pytest.raises(
+            OptionError, match="on the meta device, with buffers that only the model can compute"
+        ):
             run_probe(probe(build=lost))
 
-    @pytest.mark.parametrize(("setting", "value"), [("lr", 0), ("lr", math.nan), ("std", -1.0), ("batch", 0)])
+    @pytest.mark.parametrize(
+        ("setting", "value"), [("lr", 0), ("lr", math.nan), ("std", -1.0), ("batch", 0)]
+    )
     def test_setup(self, setting, value):
         with pytest.raises((OptionError, DimensionError), match=rf"{setting}={value} must be"):
             Setup(**{setting: value})

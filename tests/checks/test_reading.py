@@ -1,4 +1,6 @@
-"""A model with names of its own is checked with what its reading says, however that reaches the check."""
+"""A model with names of its own is checked with what its reading says, however that reaches the
+check.
+"""
 
 import dataclasses
 import json
@@ -40,7 +42,9 @@ ROLES = {
 
 def probe(**changes) -> Probe:
     given = {"reading": SAID, "planner": None} | changes
-    return Probe(build, "width", 32, 16, 1, 1, rule_named("gqa-mup"), SETUP, "python-stdlib", **given)
+    return Probe(
+        build, "width", 32, 16, 1, 1, rule_named("gqa-mup"), SETUP, "python-stdlib", **given
+    )
 
 
 def planned(model: nn.Module, base: nn.Module) -> mupscale.Plan:
@@ -112,7 +116,10 @@ class TestFolder:
         with pytest.raises(OptionError, match=r"reading.roles.storeys.*\"gain\" → \"bias\""):
             coordinate_check(build, WIDTHS, reading=other, folder=tmp_path, **QUICK)
         monkeypatch.setattr("mupscale.checks.check.run_probe", None)
-        assert coordinate_check(build, WIDTHS, reading=reordered, folder=tmp_path, **QUICK).runs == first.runs
+        assert (
+            coordinate_check(build, WIDTHS, reading=reordered, folder=tmp_path, **QUICK).runs
+            == first.runs
+        )
 
     def test_one_without_a_reading_begins_as_it_did_before_there_were_any(self, tmp_path):
         coordinate_check(Family("gpt:cpu_32_r2"), {"width": [32, 64]}, folder=tmp_path, **QUICK)

@@ -1,4 +1,6 @@
-"""The command line as a user meets it: what it prints, what it returns, and no traceback for a mistake."""
+"""The command line as a user meets it: what it prints, what it returns, and no traceback for a
+mistake.
+"""
 
 import functools
 import json
@@ -23,7 +25,9 @@ from mupscale.theory.units import NAMED
 
 def _below(parent: App, *path: str) -> list[list[str]]:
     names = [name for name in parent if not name.startswith("-")]
-    return [command for name in names for command in [[*path, name], *_below(parent[name], *path, name)]]
+    return [
+        command for name in names for command in [[*path, name], *_below(parent[name], *path, name)]
+    ]
 
 
 COMMANDS = _below(app)
@@ -46,7 +50,9 @@ def test_every_command_has_help_with_an_example_and_json(command, capsys):
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_option_takes_half_a_number_for_a_whole_one(command):
     arguments = functools.reduce(App.__getitem__, command, app).assemble_argument_collection()
-    assert [a.name for a in arguments if a.hint in (int, int | None) and a.parameter.converter is None] == []
+    assert [
+        a.name for a in arguments if a.hint in (int, int | None) and a.parameter.converter is None
+    ] == []
 
 
 @pytest.mark.parametrize("unit", NAMED)
@@ -88,9 +94,21 @@ def test_every_choice_of_a_rule_has_a_flag(flags, rule, capsys):
 
 
 def test_derive_puts_numbers_in(capsys):
-    _, out, _ = run(capsys, "derive", "kv", "--base", "n=512,r=1", "--target", "n=4096,r=4", "--json")
+    _, out, _ = run(
+        capsys, "derive", "kv", "--base", "n=512,r=1", "--target", "n=4096,r=4", "--json"
+    )
     assert json.loads(out)["factors"]["lr"] == 1.5 / 8
-    _, out, _ = run(capsys, "derive", "kv", "--base", "n=512,r=4", "--target", "n=4096,r=4", "--reference-r", "1")
+    _, out, _ = run(
+        capsys,
+        "derive",
+        "kv",
+        "--base",
+        "n=512,r=4",
+        "--target",
+        "n=4096,r=4",
+        "--reference-r",
+        "1",
+    )
     assert "0.1875" in out
 
 
@@ -127,7 +145,9 @@ class TestPlan:
 
     def test_json_is_a_plan_and_the_same_as_the_file(self, capsys, tmp_path):
         path = tmp_path / "plan.json"
-        _, out, _ = run(capsys, "plan", "hf:llama", "--base", "width=512", "--output", str(path), "--json")
+        _, out, _ = run(
+            capsys, "plan", "hf:llama", "--base", "width=512", "--output", str(path), "--json"
+        )
         assert Plan.from_json(out) == Plan.load(path)
 
     def test_the_base_may_be_any_target_or_have_another_r(self, capsys):
@@ -150,7 +170,9 @@ class TestPlan:
         """
         (tmp_path / "own_models.py").write_text(textwrap.dedent(code))
         monkeypatch.chdir(tmp_path)
-        _, first, _ = run(capsys, "plan", "own_models:build", "--base", "own_models:build,width=32", "--json")
+        _, first, _ = run(
+            capsys, "plan", "own_models:build", "--base", "own_models:build,width=32", "--json"
+        )
         _, second, _ = run(capsys, "plan", "own_models:build", "--base", "width=32", "--json")
         assert Plan.from_json(first).parameters == Plan.from_json(second).parameters
 
@@ -168,7 +190,17 @@ class TestPlan:
         assert status == 0, err
 
     def test_the_rule_and_its_choices(self, capsys):
-        line = ["plan", "hf:llama", "--base", "width=512,depth=8", "--rule", "complete-p", "--depth", "none", "--json"]
+        line = [
+            "plan",
+            "hf:llama",
+            "--base",
+            "width=512,depth=8",
+            "--rule",
+            "complete-p",
+            "--depth",
+            "none",
+            "--json",
+        ]
         plan = Plan.from_json(run(capsys, *line)[1])
         assert (plan.rule.kv_factor, plan.rule.depth) == ("hidden", "none")
 
@@ -194,7 +226,14 @@ class TestTrain:
         assert "seed = 4" in out
 
     def test_a_run_that_diverges_is_a_result(self, capsys, tmp_path):
-        settings = ["--optimizer.lr", "1e8", "--length.steps", "30", "--output", str(tmp_path / "a")]
+        settings = [
+            "--optimizer.lr",
+            "1e8",
+            "--length.steps",
+            "30",
+            "--output",
+            str(tmp_path / "a"),
+        ]
         status, out, _ = run(capsys, *self.LINE, *settings)
         assert status == 0
         assert "diverged at step" in out
@@ -203,7 +242,10 @@ class TestTrain:
         status, out, _ = run(capsys, "models")
         assert status == 0
         line = next(line.split() for line in out.splitlines() if line.startswith("kvr_12"))
-        assert " ".join(line[:15]) == "kvr_12 133.12 88.19 768 7 12 64 12 1 10 881900000 107654 33 3262 65"
+        assert (
+            " ".join(line[:15])
+            == "kvr_12 133.12 88.19 768 7 12 64 12 1 10 881900000 107654 33 3262 65"
+        )
         _, out, _ = run(capsys, "models", "--json")
         assert len(json.loads(out)) > 30
 
@@ -219,10 +261,19 @@ class TestCheck:
             data = json.loads(out)
             assert (data["verdict"], status) == (verdict, statuses[verdict])
         files = {Path(file).name: Path(file) for file in data["files"]}
-        assert {"runs.jsonl", "findings.jsonl", "findings.csv", "slopes.png", "slopes.svg", "slopes.pdf"} == set(files)
+        assert {
+            "runs.jsonl",
+            "findings.jsonl",
+            "findings.csv",
+            "slopes.png",
+            "slopes.svg",
+            "slopes.pdf",
+        } == set(files)
         assert all(path.stat().st_size > 0 for path in files.values())
 
-    def test_text_names_slopes_and_verdict_and_a_second_call_runs_nothing(self, capsys, tmp_path, monkeypatch):
+    def test_text_names_slopes_and_verdict_and_a_second_call_runs_nothing(
+        self, capsys, tmp_path, monkeypatch
+    ):
         monkeypatch.chdir(tmp_path)
         status, out, _ = run(capsys, *self.LINE.split())
         assert status in (0, 1, 3)
@@ -317,10 +368,13 @@ MISTAKES = {
     "train --modle.name cpu_64_r2": "Did you mean 'model'",
     "train --model.nam cpu_64_r2": "Did you mean 'name'",
     "train --set lr=3": "Write table.setting=value",
-    "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --optimizer.lr -1": "optimizer.lr = -1.0",
-    "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --shard dpp": "Did you mean 'ddp'",
+    "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --optimizer.lr "
+    "-1": "optimizer.lr = -1.0",
+    "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --shard dpp": "Did you mean "
+    "'ddp'",
     "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --shard ddp": "torchrun",
-    "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --rule mupp": "Did you mean 'mup'",
+    "train --model.name cpu_64_r2 --length.steps 2 --length.batch 2 --rule mupp": "Did you mean "
+    "'mup'",
     "tabel": "tabel",
     "paper expected-norm": "Did you mean 'expected-norms'",
     "paper gqa-ablatoin": "Did you mean 'gqa-ablation'",
@@ -350,7 +404,11 @@ def test_a_mistake_is_one_message_and_status_2(line, capsys, monkeypatch, tmp_pa
 
 def mupscale(*arguments: str, **settings) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "mupscale", *arguments], capture_output=True, text=True, check=False, **settings
+        [sys.executable, "-m", "mupscale", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        **settings,
     )
 
 
@@ -363,7 +421,11 @@ def test_a_closed_pipe_is_no_error():
     read, write = os.pipe()
     os.close(read)
     result = subprocess.run(
-        [sys.executable, "-m", "mupscale", "table"], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+        [sys.executable, "-m", "mupscale", "table"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     os.close(write)
     assert result.stderr == ""
@@ -372,9 +434,12 @@ def test_a_closed_pipe_is_no_error():
 def test_a_missing_extra_is_named_with_the_line_that_installs_it(tmp_path):
     code = (
         "import sys; sys.modules['matplotlib'] = None; from mupscale.cli import main\n"
-        f"sys.exit(main(['paper', 'expected-norms', '--draws', '2', '--width', '12', '--output', {str(tmp_path)!r}]))"
+        "sys.exit(main(['paper', 'expected-norms', '--draws', '2', '--width', '12', '--output', "
+        f"{str(tmp_path)!r}]))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 2
     assert "pip install 'mupscale[report]'" in result.stderr
     assert "Traceback" not in result.stderr
@@ -383,7 +448,15 @@ def test_a_missing_extra_is_named_with_the_line_that_installs_it(tmp_path):
 def test_an_output_that_cannot_be_written_has_its_own_status(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     status, _, err = run(
-        capsys, "paper", "expected-norms", "--draws", "2", "--width", "12", "--output", str(tmp_path / "file" / "x")
+        capsys,
+        "paper",
+        "expected-norms",
+        "--draws",
+        "2",
+        "--width",
+        "12",
+        "--output",
+        str(tmp_path / "file" / "x"),
     )
     assert status == 4
     assert "could not write" in err
@@ -399,7 +472,9 @@ def test_the_demo_goes_the_whole_way_and_again_at_once(tmp_path, capsys, monkeyp
     status, out, err = run(capsys, "demo", "--output", str(tmp_path), "--workers", "0")
     assert status == 0, err
     assert "2n/(1 + √r)" in out
-    assert re.search(r"^mup +\S+ +slope of ‖ΔW‖/‖W0‖ over r: query .* \(4 runs\)$", out, re.MULTILINE)
+    assert re.search(
+        r"^mup +\S+ +slope of ‖ΔW‖/‖W0‖ over r: query .* \(4 runs\)$", out, re.MULTILINE
+    )
     assert "Recipe for llama-3-8b from the study demo" in out
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
     kept = json.loads((tmp_path / "recipe.json").read_text(encoding="utf-8"))

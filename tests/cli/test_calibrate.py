@@ -19,7 +19,9 @@ def proxy(tmp_path, monkeypatch):
     Path("proxy.toml").write_text(toml.dumps(PROXY), encoding="utf-8")
 
     def write(noise: float) -> str:
-        Path("bowls.py").write_text(BOWLS.format(still=0.3, loss=1.2, noise=noise), encoding="utf-8")
+        Path("bowls.py").write_text(
+            BOWLS.format(still=0.3, loss=1.2, noise=noise), encoding="utf-8"
+        )
         return "proxy.toml"
 
     return write
@@ -37,12 +39,19 @@ def test_it_says_the_cost_then_runs_then_writes_a_rule_that_plan_and_check_take(
     assert err.index("to run: 9 cells, 243 runs") < err.index("proxy-base")
     assert "optimum still over r: γ = 0." in out
     assert json.loads(Path("runs/c/rule.json").read_text())["evidence"]["question"] == "still"
-    assert main(["plan", "llama-3-8b", "--base", "width=512,depth=8,r=1", "--rule", "runs/c/rule.json"]) == 0
+    assert (
+        main(
+            ["plan", "llama-3-8b", "--base", "width=512,depth=8,r=1", "--rule", "runs/c/rule.json"]
+        )
+        == 0
+    )
     assert "γ = 0." in capsys.readouterr().out
     assert main(["derive", "kv", "--rule", "runs/c/rule.json"]) == 0
 
 
-def test_a_calibration_that_was_begun_answers_the_other_question_without_running_again(proxy, capsys):
+def test_a_calibration_that_was_begun_answers_the_other_question_without_running_again(
+    proxy, capsys
+):
     run(capsys, proxy(0.002), "--repetitions", "1,4,16", "--output", "runs/c")
     Path("bowls.py").write_text("raise RuntimeError", encoding="utf-8")
     status, out, _ = run(capsys, "runs/c", "--question", "loss", "--json")
@@ -62,7 +71,9 @@ def test_runs_that_do_not_bound_gamma_write_no_rule_and_say_what_would(proxy, ca
 
 
 def test_a_dry_run_writes_nothing(proxy, capsys):
-    status, out, _ = run(capsys, proxy(0.01), "--gammas", "0,1,2", "--repetitions", "1,4", "--dry-run")
+    status, out, _ = run(
+        capsys, proxy(0.01), "--gammas", "0,1,2", "--repetitions", "1,4", "--dry-run"
+    )
     assert status == 0
     assert "gamma_0, gamma_1, gamma_2: r = 4" in out
     assert "4 cells, 108 runs" in out

@@ -1,4 +1,6 @@
-"""The whole way on a model with odd names and no config, from one file of roles: check, sweep, transfer, calibrate."""
+"""The whole way on a model with odd names and no config, from one file of roles: check, sweep,
+transfer, calibrate.
+"""
 
 import json
 import math
@@ -31,9 +33,7 @@ std = 0.1
 function = "{name}:train"
 target = "{name}:build"
 """
-CHECK = (
-    "--vary width=32,64,128 --seeds 6 --steps 1 --batch 2 --sequence 32 --tolerance 0.35 --workers 0 --json --output "
-)
+CHECK = "--vary width=32,64,128 --seeds 6 --steps 1 --batch 2 --sequence 32 --tolerance 0.35 --workers 0 --json --output "
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,9 @@ def test_check(name, folder, capsys):
 def test_standard_parametrization_fails_the_same_check(name, capsys):
     """So that the pass is not owed to a check that sees nothing."""
     status, shown, _ = run(capsys, f"check {name}:build {CHECK} runs/sp --rule sp")
-    failed = {one["role"] for one in shown["findings"] if one["judged"] and one["verdict"] == "fail"}
+    failed = {
+        one["role"] for one in shown["findings"] if one["judged"] and one["verdict"] == "fail"
+    }
     assert status == 1
     assert failed == set(SAID.roles.values()) - {"gain", "embedding"}
 
@@ -96,15 +98,21 @@ def test_sweep_then_transfer(name, folder, capsys):
     made = Plan.from_json(json.dumps(shown["whole_plan"]))
     assert made.reading == SAID
     # From width 16 and depth 2 to 64 and 4, by hand: μP's 1/n, and 1/L on the branches, folded in.
-    lr = {role: next(p.lr for p in made.parameters.values() if p.role == role) for role in SAID.roles.values()}
-    std = {role: next(p.init_std for p in made.parameters.values() if p.role == role) for role in SAID.roles.values()}
+    lr = {
+        role: next(p.lr for p in made.parameters.values() if p.role == role)
+        for role in SAID.roles.values()
+    }
+    std = {
+        role: next(p.init_std for p in made.parameters.values() if p.role == role)
+        for role in SAID.roles.values()
+    }
     assert lr == pytest.approx({
         "embedding": 1, "gain": 1, "query": 1 / 4, "key": 1 / 4, "value": 1 / 4, "mlp_in": 1 / 4,
         "attention_output": 1 / 8, "mlp_out": 1 / 8, "readout": 1 / 4,
     })  # fmt: skip
-    assert [std[role] for role in ("embedding", "query", "key", "mlp_out", "readout")] == pytest.approx(
-        [1, 1 / 2, 1 / 2, 1 / 4, 1 / 4]
-    )
+    assert [
+        std[role] for role in ("embedding", "query", "key", "mlp_out", "readout")
+    ] == pytest.approx([1, 1 / 2, 1 / 2, 1 / 4, 1 / 4])
 
 
 def test_calibrate(name, capsys):
@@ -116,10 +124,14 @@ def test_calibrate(name, capsys):
     plans = kept_plans(Path("runs/calibrate/factors"))
     assert len(plans) == 6
     for cell, made in plans.items():
-        gamma, r = (float(part.partition(mark)[2]) for part, mark in zip(cell.split("."), "_-", strict=True))
+        gamma, r = (
+            float(part.partition(mark)[2]) for part, mark in zip(cell.split("."), "_-", strict=True)
+        )
         rates = {p.role: p.lr for p in made.parameters.values()}
         for role in ("key", "value"):
-            assert rates[role] / rates["query"] == pytest.approx(((1 + math.sqrt(r)) / 2) ** gamma), cell
+            assert rates[role] / rates["query"] == pytest.approx(
+                ((1 + math.sqrt(r)) / 2) ** gamma
+            ), cell
 
 
 def test_without_the_file_every_command_refuses_the_model_by_name(folder, capsys, monkeypatch):

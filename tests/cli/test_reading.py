@@ -1,4 +1,6 @@
-"""What the user says about a model reaches every command: by flags, by a file, by mupscale.toml beside the model."""
+"""What the user says about a model reaches every command: by flags, by a file, by mupscale.toml
+beside the model.
+"""
 
 import json
 import tomllib
@@ -40,7 +42,9 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
 
 
 def planned(capsys, name: str, *flags: str) -> tuple[Plan, str]:
-    status, out, err = run(capsys, "plan", f"{name}:build", "--base", f"{name}:build,width=16", *flags, "--json")
+    status, out, err = run(
+        capsys, "plan", f"{name}:build", "--base", f"{name}:build,width=16", *flags, "--json"
+    )
     assert status == 0, err
     return Plan.from_json(out), err
 
@@ -89,7 +93,9 @@ class TestPlan:
 
     def test_dimensions_of_a_base_are_read_with_it_too(self, capsys, here):
         name = copied(here)
-        status, out, err = run(capsys, "plan", f"{name}:build", "--base", "width=16,depth=2,r=2", "--json")
+        status, out, err = run(
+            capsys, "plan", f"{name}:build", "--base", "width=16,depth=2,r=2", "--json"
+        )
         assert status == 0, err
         assert Plan.from_json(out).parameters == planned(capsys, name)[0].parameters
 
@@ -102,7 +108,9 @@ class TestPlan:
 
 
 class TestStudies:
-    """The first of these counts: --reading, the study's own table, mupscale.toml. Flags go over it."""
+    """The first of these counts: --reading, the study's own table, mupscale.toml. Flags go over
+    it.
+    """
 
     TABLE = '[reading.roles]\n"door.book" = "embedding"\n'
 
@@ -111,8 +119,12 @@ class TestStudies:
         name = copied(here)
         assert studied(capsys, name) == SAID
         assert studied(capsys, name, table=self.TABLE) == Reading({"door.book": "embedding"})
-        assert studied(capsys, name, "--reading", "other.toml", table=self.TABLE) == Reading({"roof.knob": "gain"})
-        assert studied(capsys, copied(here, beside=None), table=self.TABLE) == Reading({"door.book": "embedding"})
+        assert studied(capsys, name, "--reading", "other.toml", table=self.TABLE) == Reading(
+            {"roof.knob": "gain"}
+        )
+        assert studied(capsys, copied(here, beside=None), table=self.TABLE) == Reading(
+            {"door.book": "embedding"}
+        )
 
     def test_flags_go_over_each(self, capsys, here):
         name, flag, more = (
@@ -127,13 +139,18 @@ class TestStudies:
     def test_it_is_named_only_where_it_is_used(self, capsys, here):
         name = copied(here)
         Path("study.toml").write_text(STUDY.format(name=name))
-        assert run(capsys, "sweep", "study.toml", "--show-config")[2] == f"reading: {here / 'mupscale.toml'}\n"
+        assert (
+            run(capsys, "sweep", "study.toml", "--show-config")[2]
+            == f"reading: {here / 'mupscale.toml'}\n"
+        )
         Path("study.toml").write_text(STUDY.format(name=name) + self.TABLE)
         assert run(capsys, "sweep", "study.toml", "--show-config")[2] == ""
 
     def test_what_a_calibration_would_run(self, capsys, here):
         name = copied(here, beside=None)
-        Path("proxy.toml").write_text(STUDY.format(name=name).replace("[vary]\nwidth = [16, 32]", ""))
+        Path("proxy.toml").write_text(
+            STUDY.format(name=name).replace("[vary]\nwidth = [16, 32]", "")
+        )
         line = ["calibrate", "proxy.toml", "--repetitions", "1,2,4", "--dry-run"]
         assert run(capsys, *line)[0] == 2
         status, out, err = run(capsys, *line, *FLAGS)
@@ -166,7 +183,8 @@ MISTAKES = {
     "plan M:build --base width=16 --role *.knob=gian": "Did you mean 'gain'",
     "plan M:build --base width=16 --inputs float23[1]": "Did you mean 'float32'",
     "plan M:build --base width=16 --inputs x=float32[1;3]": "Write it like float32[1,3,32,32]",
-    "plan M:build --base width=16 --inputs x=int64[1] --inputs int64[1]": "name all arguments, or none",
+    "plan M:build --base width=16 --inputs x=int64[1] --inputs int64[1]": "name all arguments, or "
+    "none",
     "plan M:build --base width=16 --inputs x=int64[1] --inputs x=int64[2]": "given twice",
     "plan M:build --base width=16 --inputs 1x=int64[1]": "'1x' is not a name",
     "plan M:build --base width=16 --reading nowhere.toml": "nowhere.toml: No such file",

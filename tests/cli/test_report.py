@@ -82,7 +82,9 @@ def test_scripts_read_what_people_read(capsys, tmp_path):
 
 
 def test_the_recipe_of_a_target_stands_first(capsys, tmp_path):
-    status, *_ = run(capsys, str(DENSE), "--output", str(tmp_path / "page.html"), "--to", "llama-3-8b")
+    status, *_ = run(
+        capsys, str(DENSE), "--output", str(tmp_path / "page.html"), "--to", "llama-3-8b"
+    )
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert status == 0
     assert 0 < page.index("Recipe for llama-3-8b") < page.index('class="lead"')
@@ -92,7 +94,13 @@ def test_the_figures_are_written_beside_it(toy, capsys):
     status, out, _ = run(capsys, str(toy()), "--figures", "figures")
     assert status == 0
     assert "files in figures" in out
-    assert {path.suffix for path in Path("figures").iterdir()} >= {".png", ".svg", ".pdf", ".csv", ".parquet"}
+    assert {path.suffix for path in Path("figures").iterdir()} >= {
+        ".png",
+        ".svg",
+        ".pdf",
+        ".csv",
+        ".parquet",
+    }
 
 
 @pytest.mark.parametrize(("function", "words"), [("diverging", "diverged"), ("failing", "failed")])
@@ -122,7 +130,9 @@ def test_a_study_without_a_record_has_a_page(toy, capsys):
     ],
     ids=["no-study", "no-check", "folder", "unwritable", "unknown-target"],
 )
-def test_wrong_use_is_one_message_that_names_the_fix(arguments, status, words, capsys, tmp_path, monkeypatch):
+def test_wrong_use_is_one_message_that_names_the_fix(
+    arguments, status, words, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     found, _, err = run(capsys, *arguments)
     assert found == status
@@ -166,7 +176,9 @@ def test_watching_follows_the_records_and_ends_with_the_study(toy, capsys, monke
     assert '"refresh_seconds":null' in last
 
 
-def test_an_interrupted_watch_leaves_a_page_that_does_not_refresh_for_ever(toy, capsys, monkeypatch):
+def test_an_interrupted_watch_leaves_a_page_that_does_not_refresh_for_ever(
+    toy, capsys, monkeypatch
+):
     folder = toy()
     records = folder / "records.jsonl"
     records.write_bytes(b"".join(records.read_bytes().splitlines(keepends=True)[:6]))
@@ -183,6 +195,10 @@ def test_an_interrupted_watch_leaves_a_page_that_does_not_refresh_for_ever(toy, 
 def test_a_page_of_the_same_study_elsewhere_says_the_same(toy, capsys):
     folder = toy()
     shutil.copytree(folder, "copy")
-    assert [trial.loss for trial in Study.open("copy").trials] == [trial.loss for trial in Study.open(folder).trials]
-    first, second = (json.loads(run(capsys, str(place), "--json")[1]) for place in (folder, Path("copy")))
+    assert [trial.loss for trial in Study.open("copy").trials] == [
+        trial.loss for trial in Study.open(folder).trials
+    ]
+    first, second = (
+        json.loads(run(capsys, str(place), "--json")[1]) for place in (folder, Path("copy"))
+    )
     assert first["answer"] == second["answer"]

@@ -57,7 +57,9 @@ def test_it_prints_the_optimum_with_its_interval_and_where_the_records_are(study
 
 
 @pytest.mark.parametrize(("method", "least"), [("adaptive", True), ("grid", False)])
-def test_the_time_left_of_a_search_that_ends_by_itself_is_a_least(study, capsys, monkeypatch, method, least):
+def test_the_time_left_of_a_search_that_ends_by_itself_is_a_least(
+    study, capsys, monkeypatch, method, least
+):
     monkeypatch.setattr("mupscale.cli.study_progress._LINE_SECONDS", 0.0)
     _, _, err = run(capsys, study(), "--output", "runs/a", "--method", method)
     lines = [line for line in err.splitlines() if line.endswith(" left")]
@@ -75,10 +77,16 @@ def test_json_and_status_say_the_same(study, capsys):
 
 
 def test_flags_are_put_over_the_file_and_the_whole_study_can_be_shown(study, capsys):
-    status, out, _ = run(capsys, study(), "--seeds", "7", "--method", "grid", "--lr", "2^-7,0.0625", "--show-config")
+    status, out, _ = run(
+        capsys, study(), "--seeds", "7", "--method", "grid", "--lr", "2^-7,0.0625", "--show-config"
+    )
     shown = tomllib.loads(out)
     assert status == 0
-    assert (shown["seeds"], shown["search"]["method"], shown["space"]["lr"]) == ([7], "grid", [2**-7, 0.0625])
+    assert (shown["seeds"], shown["search"]["method"], shown["space"]["lr"]) == (
+        [7],
+        "grid",
+        [2**-7, 0.0625],
+    )
     assert not Path("runs").exists()
 
 
@@ -109,7 +117,17 @@ def test_a_changed_study_is_refused_and_can_be_forked(study, capsys):
     assert status == 2
     assert "--fork runs/a" in err
     status, out, _ = run(
-        capsys, name, "--output", "runs/b", "--method", "grid", "--seeds", "1,2,3", "--fork", "runs/a", "--json"
+        capsys,
+        name,
+        "--output",
+        "runs/b",
+        "--method",
+        "grid",
+        "--seeds",
+        "1,2,3",
+        "--fork",
+        "runs/a",
+        "--json",
     )
     assert status == 0
     assert json.loads(out)["cells"][0]["finished"] == 27

@@ -1,4 +1,6 @@
-"""`mupscale transfer`: what it prints, its exit status, and that the documents show what it prints."""
+"""`mupscale transfer`: what it prints, its exit status, and that the documents show what it
+prints.
+"""
 
 import json
 import re
@@ -11,7 +13,11 @@ from mupscale.cli import main
 from tests.recipes.studies import DENSE, ROOT, TINY, dense
 
 DOCUMENT = ROOT / "docs" / "transfer.md"
-SHOWN = re.findall(r"^```text\n\$ mupscale (.*?)\n(.*?)^```$", DOCUMENT.read_text(encoding="utf-8"), flags=re.M | re.S)
+SHOWN = re.findall(
+    r"^```text\n\$ mupscale (.*?)\n(.*?)^```$",
+    DOCUMENT.read_text(encoding="utf-8"),
+    flags=re.M | re.S,
+)
 
 
 @pytest.mark.parametrize(("command", "shown"), SHOWN, ids=[command for command, _ in SHOWN])
@@ -47,7 +53,10 @@ def test_json_and_markdown(capsys):
 
 def test_an_export_is_written_whole(tmp_path, capsys):
     path = tmp_path / "recipe.py"
-    assert main(["transfer", str(DENSE), "--to", TINY, "--export", "pytorch", "--output", str(path)]) == 0
+    assert (
+        main(["transfer", str(DENSE), "--to", TINY, "--export", "pytorch", "--output", str(path)])
+        == 0
+    )
     assert capsys.readouterr().out == ""
     compile(path.read_text(), "recipe.py", "exec")
 
@@ -83,7 +92,11 @@ def test_a_mistake_is_one_message(arguments, status, message, capsys):
     ("change", "status", "message"),
     [
         (lambda _: None, 2, "no finished trial yet"),
-        (lambda trial: {**trial, "status": "diverged", "loss": None}, 1, "not one trial finished well"),
+        (
+            lambda trial: {**trial, "status": "diverged", "loss": None},
+            1,
+            "not one trial finished well",
+        ),
     ],
     ids=["empty", "all diverged"],
 )
@@ -95,7 +108,10 @@ def test_a_study_without_an_optimum(change, status, message, tmp_path, capsys):
 
 
 def test_one_trial_is_inconclusive(tmp_path, capsys):
-    study = dense(tmp_path, lambda trial: trial if trial["cell"].startswith("mup.") and not trial["number"] else None)
+    study = dense(
+        tmp_path,
+        lambda trial: trial if trial["cell"].startswith("mup.") and not trial["number"] else None,
+    )
     assert main(["transfer", str(study.folder), "--to", TINY]) == 3
     assert "INCONCLUSIVE" in capsys.readouterr().out
 

@@ -20,7 +20,9 @@ def counting(length: int) -> np.ndarray:
     return np.arange(length, dtype=np.uint32)
 
 
-def corpus(train: np.ndarray, validation: np.ndarray | None = None, vocabulary: int = 2**31) -> Corpus:
+def corpus(
+    train: np.ndarray, validation: np.ndarray | None = None, vocabulary: int = 2**31
+) -> Corpus:
     held = train[:0] if validation is None else validation
     return Corpus("made", vocabulary, "print", "none", train, held)
 
@@ -36,7 +38,9 @@ def test_inputs_and_targets_are_the_same_text_shifted_by_one():
 
 
 def test_the_starts_are_philox_under_seed_and_step():
-    """The stream is written down here by other means, so that no change of ours moves a finished study's data."""
+    """The stream is written down here by other means, so that no change of ours moves a finished
+    study's data.
+    """
     inputs, _ = Batches(counting(1000), batch=4, sequence=10, seed=7).at(2)
     raw = np.random.Philox(key=7 + (2 << 64)).random_raw(4)
     assert inputs[:, 0].tolist() == [int(word) % 990 for word in raw]
@@ -54,18 +58,27 @@ def test_another_process_draws_the_same():
     )  # fmt: skip
     here = open_corpus("python-stdlib")
     batches = Batches(here, batch=4, sequence=8, seed=1)
-    assert out.stdout.strip() == f"{here.fingerprint} {[batches.at(s).inputs.tolist() for s in (0, 9)]}"
+    assert (
+        out.stdout.strip()
+        == f"{here.fingerprint} {[batches.at(s).inputs.tolist() for s in (0, 9)]}"
+    )
 
 
 @given(
     share=st.integers(1, 4), ranks=st.integers(1, 9), micros=st.integers(1, 4),
     step=st.integers(0, 2**64 - 1), seed=st.integers(0, 2**64 - 1),
 )  # fmt: skip
-def test_the_shares_of_ranks_and_accumulation_are_the_global_batch(share, ranks, micros, step, seed):
+def test_the_shares_of_ranks_and_accumulation_are_the_global_batch(
+    share, ranks, micros, step, seed
+):
     batches = Batches(counting(500), batch=share * ranks * micros, sequence=5, seed=seed)
     whole = batches.at(step)
     of_ranks = [batches.at(step, rank=r, ranks=ranks) for r in range(ranks)]
-    parts = [batches.at(step, rank=r, ranks=ranks, micro=m, micros=micros) for r in range(ranks) for m in range(micros)]
+    parts = [
+        batches.at(step, rank=r, ranks=ranks, micro=m, micros=micros)
+        for r in range(ranks)
+        for m in range(micros)
+    ]
     for side in (0, 1):
         assert torch.equal(torch.cat([part[side] for part in of_ranks]), whole[side])
         assert torch.equal(torch.cat([part[side] for part in parts]), whole[side])
@@ -127,8 +140,12 @@ def test_a_map_larger_than_memory_is_read_where_it_is_needed(tmp_path):
 
 
 def test_a_token_outside_of_the_vocabulary_is_named_where_it_is_read():
-    batches = Batches(corpus(np.full(100, 300, dtype=np.uint16), vocabulary=300), batch=2, sequence=4, seed=0)
-    with pytest.raises(OptionError, match="train part of made holds the token 300, and the vocabulary ends at 299"):
+    batches = Batches(
+        corpus(np.full(100, 300, dtype=np.uint16), vocabulary=300), batch=2, sequence=4, seed=0
+    )
+    with pytest.raises(
+        OptionError, match="train part of made holds the token 300, and the vocabulary ends at 299"
+    ):
         batches.at(0)
 
 
@@ -168,19 +185,28 @@ def test_a_limit_spreads_fixed_batches_over_the_whole_part(limit):
     [
         (lambda: Batches(counting(128), batch=8, sequence=128, seed=0), DimensionError,
          r"the array has 128 tokens, and sequence=128 needs 129.*at most 127"),
-        (lambda: validation_batches(corpus(counting(9)), 1, 8), DimensionError, r"validation part of made has 0"),
-        (lambda: validation_batches(counting(33), 5, 8), DimensionError, r"has 4 windows of 8 tokens.*batch=5.*most 4"),
-        (lambda: Batches(counting(99), batch=0, sequence=8, seed=0), DimensionError, r"batch=0 is not a positive"),
+        (lambda: validation_batches(corpus(counting(9)), 1, 8), DimensionError, r"validation part "
+                                                                                r"of made has 0"),
+        (lambda: validation_batches(counting(33), 5, 8), DimensionError, r"has 4 windows of 8 "
+                                                                         r"tokens.*batch=5.*most "
+                                                                         r"4"),
+        (lambda: Batches(counting(99), batch=0, sequence=8, seed=0), DimensionError, r"batch=0 is "
+                                                                                     r"not a "
+                                                                                     r"positive"),
         (lambda: Batches(counting(99), batch=2.0, sequence=8, seed=0), DimensionError, r"batch=2\.0 is not"),
-        (lambda: validation_batches(counting(99), 1, 8, limit=0), DimensionError, r"limit=0 is not"),
-        (lambda: Batches(counting(99), batch=2, sequence=8, seed=-1), OptionError, r"seed=-1 is not"),
+        (lambda: validation_batches(counting(99), 1, 8, limit=0), DimensionError, r"limit=0 is "
+                                                                                  r"not"),
+        (lambda: Batches(counting(99), batch=2, sequence=8, seed=-1), OptionError, r"seed=-1 is "
+                                                                                   r"not"),
         (lambda: Batches(np.zeros((9, 9), np.uint8), batch=1, sequence=2, seed=0), OptionError, r"shape \(9, 9\)"),
         (lambda: Batches(np.zeros(9), batch=1, sequence=2, seed=0), OptionError, r"float64"),
         (lambda: eight().at(-1), OptionError, r"step=-1 is not a whole number from 0"),
         (lambda: eight().at(2**64), OptionError, r"step=18446744073709551616"),
         (lambda: eight().at(1.5), OptionError, r"step=1\.5"),
-        (lambda: eight().at(0, ranks=3), DimensionError, r"batch=8 is not a multiple of ranks=3. Choose a batch of 9"),
-        (lambda: eight().at(0, ranks=4, micros=4), DimensionError, r"ranks=4 × micros=4. Choose a batch of 16"),
+        (lambda: eight().at(0, ranks=3), DimensionError, r"batch=8 is not a multiple of ranks=3. "
+                                                         r"Choose a batch of 9"),
+        (lambda: eight().at(0, ranks=4, micros=4), DimensionError, r"ranks=4 × micros=4. Choose a "
+                                                                   r"batch of 16"),
         (lambda: eight().at(0, rank=2, ranks=2), OptionError, r"rank=2 of ranks=2"),
         (lambda: eight().at(0, micro=-1), OptionError, r"micro=-1 of micros=1"),
     ],

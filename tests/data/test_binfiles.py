@@ -32,7 +32,9 @@ def test_a_folder_of_nanogpt_is_mapped_as_it_is(folder):
 def test_the_end_of_a_single_file_is_held_out(folder):
     corpus = open_corpus(f"bin:{folder / 'train.bin'},vocab=50257")
     assert (len(corpus.train), len(corpus.validation)) == (4950, 50)
-    assert np.array_equal(np.concatenate([corpus.train, corpus.validation]), np.fromfile(folder / "train.bin", "<u2"))
+    assert np.array_equal(
+        np.concatenate([corpus.train, corpus.validation]), np.fromfile(folder / "train.bin", "<u2")
+    )
 
 
 def test_the_meta_file_says_size_and_type(folder):
@@ -65,7 +67,9 @@ def test_large_files_are_sampled_at_both_ends_and_between(tmp_path):
         assert open_corpus(name).fingerprint != before
         file.seek(0)
         file.write(b"\7\0")
-    with pytest.raises(OptionError, match=r"train holds the token 7 at 0, and the vocabulary ends at 6"):
+    with pytest.raises(
+        OptionError, match=r"train holds the token 7 at 0, and the vocabulary ends at 6"
+    ):
         open_corpus(name)
 
 
@@ -90,14 +94,20 @@ def test_a_token_between_the_samples_is_caught_by_the_batches(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "change", "error", "message"),
     [
-        ("", None, OptionError, r"vocabulary is not known. Write bin:PATH,vocab=50257.*A meta\.pkl is not read"),
+        ("", None, OptionError, r"vocabulary is not known. Write bin:PATH,vocab=50257.*A meta\.pkl "
+                                r"is not read"),
         (",vocab=0", None, OptionError, r"vocab=0 is not a positive"),
         (",vocab=many", None, OptionError, r"vocab='many' is not"),
         (",vocab=9,dtype=int16", None, UnknownNameError, r"Did you mean 'uint16'\?"),
-        (",vocab=300", None, OptionError, r"train holds the token \d+ at \d+, and the vocabulary ends at 299"),
-        (",vocab=50257", lambda f: (f / "val.bin").unlink(), OptionError, r"there is no file .*val\.bin"),
-        (",vocab=50257", lambda f: (f / "train.bin").write_bytes(b"abc"), OptionError, r"has 3 bytes.*cut short"),
-        (",vocab=50257", lambda f: (f / "train.bin").write_bytes(b""), OptionError, r"training part is empty"),
+        (",vocab=300", None, OptionError, r"train holds the token \d+ at \d+, and the vocabulary "
+                                          r"ends at 299"),
+        (",vocab=50257", lambda f: (f / "val.bin").unlink(), OptionError, r"there is no file "
+                                                                          r".*val\.bin"),
+        (",vocab=50257", lambda f: (f / "train.bin").write_bytes(b"abc"), OptionError, r"has 3 "
+                                                                                       r"bytes.*cut short"),
+        (",vocab=50257", lambda f: (f / "train.bin").write_bytes(b""), OptionError, r"training "
+                                                                                    r"part is "
+                                                                                    r"empty"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(settings, change, error, message, folder):

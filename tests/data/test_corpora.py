@@ -36,7 +36,9 @@ def test_no_file_and_no_content_is_on_both_sides(documents):
 def test_the_arrays_are_the_documents_one_after_the_other(documents):
     corpus = open_corpus("python-stdlib")
     for part in ("train", "validation"):
-        assert getattr(corpus, part).tobytes() == b"".join(d.content for d in documents if d.part == part)
+        assert getattr(corpus, part).tobytes() == b"".join(
+            d.content for d in documents if d.part == part
+        )
     assert corpus.describe() == {
         "name": "python-stdlib",
         "tokenizer": "bytes",
@@ -66,8 +68,18 @@ def test_a_python_without_sources_says_so(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    files = {"b.txt": "b line\n" * 100, "a/x.md": "x line\n" * 50, "a/y.py": "y = 1\n" * 50, "raw.dat": "no"}
-    for name, text in {**files, ".git/config.txt": "hidden", "copy.txt": files["b.txt"], "empty.txt": ""}.items():
+    files = {
+        "b.txt": "b line\n" * 100,
+        "a/x.md": "x line\n" * 50,
+        "a/y.py": "y = 1\n" * 50,
+        "raw.dat": "no",
+    }
+    for name, text in {
+        **files,
+        ".git/config.txt": "hidden",
+        "copy.txt": files["b.txt"],
+        "empty.txt": "",
+    }.items():
         (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "texts" / name).write_text(text)
     return tmp_path / "texts"

@@ -20,11 +20,16 @@ from mupscale.data.preparing import Job, prepare
 from mupscale.data.tokenizing import ByteTokenizer
 from mupscale.errors import MissingExtraError, OptionError, StorageError, UnknownNameError
 
-DOCUMENTS = [Document(f"{n}", "validation" if n % 5 == 4 else "train", f"document {n}\n".encode()) for n in range(7)]
+DOCUMENTS = [
+    Document(f"{n}", "validation" if n % 5 == 4 else "train", f"document {n}\n".encode())
+    for n in range(7)
+]
 
 
 def job_in(folder: Path, documents=DOCUMENTS, size: int = 3, identity: str = "v1") -> Job:
-    return Job("made", folder, lambda: Library(identity, documents), ByteTokenizer, shard_documents=size)
+    return Job(
+        "made", folder, lambda: Library(identity, documents), ByteTokenizer, shard_documents=size
+    )
 
 
 def silent(_done: int) -> None:
@@ -32,7 +37,9 @@ def silent(_done: int) -> None:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
 @pytest.fixture
@@ -92,12 +99,16 @@ for point in range(1, 10**6):
 """
 
 
-def test_killed_at_any_write_point_it_continues_to_the_same_bytes(undisturbed, tmp_path, monkeypatch):
+def test_killed_at_any_write_point_it_continues_to_the_same_bytes(
+    undisturbed, tmp_path, monkeypatch
+):
     code = DRILL.format(here=str(Path(__file__).parent), folder=str(tmp_path / "killed"))
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     points = int(out.stdout)
-    assert points > 60  # 13 files, each with a file fsync, chmod, replace and folder fsync, and the shards' removal
+    assert (
+        points > 60
+    )  # 13 files, each with a file fsync, chmod, replace and folder fsync, and the shards' removal
     saved = 0
     for point in range(1, points):
         folder = tmp_path / "killed" / str(point)
@@ -164,8 +175,12 @@ def without_set_aside(files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("file", ["00001.train.bin", "00001.val.bin", "00001.json"])
-@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"\0" + b[1:], lambda b: b"", lambda b: b + b"x"])
-def test_a_shard_that_was_torn_or_changed_is_set_aside_and_made_again(file, damage, unfinished, undisturbed):
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[:-1], lambda b: b"\0" + b[1:], lambda b: b"", lambda b: b + b"x"]
+)
+def test_a_shard_that_was_torn_or_changed_is_set_aside_and_made_again(
+    file, damage, unfinished, undisturbed
+):
     path = unfinished.folder / "shards" / file
     path.write_bytes(damage(path.read_bytes()) or b"x")
     with pytest.warns(UserWarning, match=r"00001\..*kept as .*set-aside-1 and prepared again"):
@@ -201,7 +216,9 @@ def test_shards_of_other_documents_are_not_mixed_in(known, unfinished):
 
 @pytest.mark.parametrize("file", ["train.bin", "val.bin", "meta.json"])
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b"?" + b[1:]])
-def test_a_finished_folder_that_changed_is_set_aside_and_made_again(file, damage, undisturbed, tmp_path):
+def test_a_finished_folder_that_changed_is_set_aside_and_made_again(
+    file, damage, undisturbed, tmp_path
+):
     job = job_in(tmp_path / "undisturbed")
     path = job.folder / file
     path.write_bytes(damage(path.read_bytes()))
@@ -228,10 +245,21 @@ def test_a_large_file_is_hashed_again_only_when_it_changed(undisturbed, tmp_path
         prepare(job, silent)
 
 
-def test_a_finished_folder_needs_no_source_and_no_right_to_write(undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setattr("mupscale.data.preparing.locked", lambda _: pytest.fail("a lock is a write"))
+def test_a_finished_folder_needs_no_source_and_no_right_to_write(
+    undisturbed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "mupscale.data.preparing.locked", lambda _: pytest.fail("a lock is a write")
+    )
     job = job_in(tmp_path / "undisturbed")
-    prepare(replace(job, open_source=lambda: pytest.fail("opened"), make_tokenizer=lambda: pytest.fail("made")), silent)
+    prepare(
+        replace(
+            job,
+            open_source=lambda: pytest.fail("opened"),
+            make_tokenizer=lambda: pytest.fail("made"),
+        ),
+        silent,
+    )
 
 
 RACE = """
@@ -263,7 +291,9 @@ def test_of_several_processes_one_prepares(tmp_path, undisturbed):
     assert tree(tmp_path / "job") == undisturbed
 
 
-def test_a_full_disk_is_an_error_of_its_own_and_the_rest_is_done_later(tmp_path, undisturbed, monkeypatch):
+def test_a_full_disk_is_an_error_of_its_own_and_the_rest_is_done_later(
+    tmp_path, undisturbed, monkeypatch
+):
     job = job_in(tmp_path / "job")
     real, calls = storing.os.fsync, []
 
@@ -292,7 +322,9 @@ def test_a_prepared_folder_is_one_for_bin(undisturbed, tmp_path):
     assert (corpus.vocabulary, corpus.tokenizer, corpus.train.dtype) == (256, "bytes", np.uint8)
     assert corpus.fingerprint == json.loads(undisturbed["meta.json"])["fingerprint"]
     (folder / "train.bin").write_bytes(undisturbed["train.bin"][:-1])
-    with pytest.raises(OptionError, match=r"train\.bin has \d+ bytes, not the \d+ that were written. Copy"):
+    with pytest.raises(
+        OptionError, match=r"train\.bin has \d+ bytes, not the \d+ that were written. Copy"
+    ):
         open_corpus(f"bin:{folder}")
 
 
@@ -365,17 +397,28 @@ def test_copies_of_a_document_are_on_the_same_side(hub, tmp_path):
 
 
 def test_another_split_column_or_share_is_another_folder(hub, tmp_path):
-    names = ["hf:some", "hf:some,split=test", "hf:some,validation=0.01", "hf:some,config=en", "hf:some,revision=x"]
-    assert len({open_corpus(name, tokenizer="bytes", cache=tmp_path).folder for name in names}) == len(names)
+    names = [
+        "hf:some",
+        "hf:some,split=test",
+        "hf:some,validation=0.01",
+        "hf:some,config=en",
+        "hf:some,revision=x",
+    ]
+    assert len(
+        {open_corpus(name, tokenizer="bytes", cache=tmp_path).folder for name in names}
+    ) == len(names)
     assert hub.asked[3] == ("some", "en", {"split": "train", "revision": None})
 
 
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("hf:some,column=txt", UnknownNameError, r"unknown column of hf:some 'txt'. Did you mean 'text'\?"),
-        ("hf:some,column=id", OptionError, r"row 0 of column id holds a value of type int, not text"),
-        ("hf:old", OptionError, r"no longer supported, but found old\.py.*revision=refs/convert/parquet"),
+        ("hf:some,column=txt", UnknownNameError, r"unknown column of hf:some 'txt'. Did you mean "
+                                                 r"'text'\?"),
+        ("hf:some,column=id", OptionError, r"row 0 of column id holds a value of type int, not "
+                                           r"text"),
+        ("hf:old", OptionError, r"no longer supported, but found "
+                                r"old\.py.*revision=refs/convert/parquet"),
     ],
 )  # fmt: skip
 def test_what_the_hub_cannot_give_is_named(name, error, message, hub, tmp_path):

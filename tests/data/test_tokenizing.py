@@ -48,11 +48,14 @@ def test_bpe_is_trained_on_the_training_part_only():
 
 def test_bpe_is_the_same_in_every_process(json):
     code = (
-        "import sys; from mupscale.data.corpus import Document; from mupscale.data.subwords import train_bpe;"
+        "import sys; from mupscale.data.corpus import Document; from mupscale.data.subwords import "
+        "train_bpe;"
         "sys.stdout.write(train_bpe(300, [Document('a', 'train', sys.stdin.buffer.read())]))"
     )
     env = {**os.environ, "PYTHONHASHSEED": "1", "TOKENIZERS_PARALLELISM": "0"}
-    out = subprocess.run([sys.executable, "-c", code], env=env, input=TEXT.encode(), capture_output=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code], env=env, input=TEXT.encode(), capture_output=True, check=True
+    )
     assert out.stdout.decode() == json
 
 
@@ -93,7 +96,9 @@ def test_truncation_and_padding_of_a_file_do_not_apply(json, tmp_path):
     inner.enable_padding(length=7)
     inner.save(str(tmp_path / "tokenizer.json"))
     tokenizer = open_tokenizer(f"file:{tmp_path}")
-    long, short = tokenizer.encode([Document("a", "train", TEXT.encode()), Document("b", "train", b"x")])
+    long, short = tokenizer.encode(
+        [Document("a", "train", TEXT.encode()), Document("b", "train", b"x")]
+    )
     assert len(long) > 100
     assert len(short) == 2
 
@@ -111,7 +116,9 @@ def test_a_file_is_known_by_its_content(json, path, tmp_path):
         (tmp_path / name).write_text(json)
     specs = [f"file:{tmp_path / name}" for name in ("one.json", "two.json")]
     assert tokenizer_key(specs[0]) == tokenizer_key(specs[1])
-    one, two = (open_corpus(f"text:{path}", tokenizer=spec, cache=tmp_path / "cache") for spec in specs)
+    one, two = (
+        open_corpus(f"text:{path}", tokenizer=spec, cache=tmp_path / "cache") for spec in specs
+    )
     assert one.fingerprint == two.fingerprint
     assert one.folder == two.folder
     assert one.fingerprint != open_corpus(f"text:{path}").fingerprint
@@ -154,7 +161,9 @@ def test_a_tokenizer_in_the_cache_of_the_hub_needs_no_network(json, tmp_path, mo
     import huggingface_hub
 
     (tmp_path / "tokenizer.json").write_text(json)
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr(
+        huggingface_hub, "try_to_load_from_cache", lambda *_: str(tmp_path / "tokenizer.json")
+    )
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: pytest.fail("asked the hub"))
     assert open_tokenizer("hub:some/model").vocabulary == 300
 

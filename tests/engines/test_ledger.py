@@ -1,4 +1,6 @@
-"""The ledger: each finished job is on disk once, and nothing that happens to the file is passed over."""
+"""The ledger: each finished job is on disk once, and nothing that happens to the file is passed
+over.
+"""
 
 import json
 import os
@@ -20,8 +22,16 @@ from mupscale.errors import NonFiniteError, OptionError, StorageError
 HERE = Local(workers=0)
 ABOUT = {"lr": 0.1, "model": {"width": 64}}
 JOBS = {"a": 1, "b": 2, "c": 3}
-ATOMS = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False)
-VALUES = st.recursive(ATOMS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+ATOMS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+VALUES = st.recursive(
+    ATOMS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8
+)
 
 
 @pytest.fixture
@@ -58,7 +68,10 @@ def test_what_is_in_it_is_not_run_again(path):
 def test_jobs_may_be_added_and_left_out(path):
     carry(path, jobs={"a": 1, "b": 2})
     run = []
-    assert carry(path, jobs={"d": 4, "b": 2}, function=lambda n: run.append(n) or n * n) == {"d": 16, "b": 4}
+    assert carry(path, jobs={"d": 4, "b": 2}, function=lambda n: run.append(n) or n * n) == {
+        "d": 16,
+        "b": 4,
+    }
     assert run == [4]
     assert list(carry(path, function=lambda n: n * n)) == ["a", "b", "c"]
 
@@ -67,7 +80,9 @@ def test_a_result_is_on_disk_before_anyone_hears_of_it(path, monkeypatch):
     synced = []
     fsync = os.fsync
     monkeypatch.setattr(
-        os, "fsync", lambda file: (fsync(file), synced.append(path.read_bytes() if path.exists() else b""))
+        os,
+        "fsync",
+        lambda file: (fsync(file), synced.append(path.read_bytes() if path.exists() else b"")),
     )
 
     def check(done, total):
@@ -89,7 +104,9 @@ class TestAnotherConfig:
         carry(path)
         content = path.read_bytes()
         differing = r"lr: 0\.1 → absent; model\.width: 64 → 128; seed: absent → null"
-        with pytest.raises(OptionError, match=rf"another config \({differing}\)\. Choose another folder"):
+        with pytest.raises(
+            OptionError, match=rf"another config \({differing}\)\. Choose another folder"
+        ):
             carry(path, about={"model": {"width": 128}, "seed": None})
         assert path.read_bytes() == content
 
@@ -97,7 +114,9 @@ class TestAnotherConfig:
         carry(path, about={"a": (1, 2), "b": 1})
         carry(path, about={"b": 1, "a": [1, 2]}, function=not_again)
 
-    @pytest.mark.parametrize(("about", "error"), [({"lr": float("nan")}, NonFiniteError), ({"x": {1}}, OptionError)])
+    @pytest.mark.parametrize(
+        ("about", "error"), [({"lr": float("nan")}, NonFiniteError), ({"x": {1}}, OptionError)]
+    )
     def test_that_json_cannot_carry(self, path, about, error):
         with pytest.raises(error, match="what is being run"):
             carry(path, about=about)
@@ -145,7 +164,9 @@ class TestDamage:
             carry(path, function=not_again)
         assert path.read_bytes() == content
 
-    @pytest.mark.parametrize("content", ["my notes, without an end of line", '{"step": 1}\n{"step": 2}\n'])
+    @pytest.mark.parametrize(
+        "content", ["my notes, without an end of line", '{"step": 1}\n{"step": 2}\n']
+    )
     def test_a_file_that_is_no_ledger_is_left_alone(self, path, content):
         path.parent.mkdir()
         path.write_text(content)
@@ -167,7 +188,9 @@ class TestDamage:
 class TestTwoDrivers:
     def test_the_second_is_refused_at_once(self, path):
         def second(done, total):
-            with pytest.raises(OptionError, match=rf"is in use by another process \({os.getpid()}\)"):
+            with pytest.raises(
+                OptionError, match=rf"is in use by another process \({os.getpid()}\)"
+            ):
                 carry(path)
 
         assert len(carry(path, report=second)) == 3
@@ -175,10 +198,13 @@ class TestTwoDrivers:
 
     def test_a_driver_that_was_killed_holds_nothing(self, path):
         code = (
-            "import sys, time; from pathlib import Path; from mupscale.engines.ledger import Ledger\n"
+            "import sys, time; from pathlib import Path; from mupscale.engines.ledger import "
+            "Ledger\n"
             f"with Ledger(Path(sys.argv[1]), {ABOUT}): print('open', flush=True); time.sleep(60)"
         )
-        other = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True)
+        other = subprocess.Popen(
+            [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+        )
         assert other.stdout is not None
         assert other.stdout.readline() == "open\n"
         with pytest.raises(OptionError, match=rf"in use by another process \({other.pid}\)"):
@@ -235,7 +261,9 @@ class TestADiskThatIsFull:
         before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limit[1]))
-            with pytest.raises(StorageError, match=r"could not write .*jobs\.jsonl: File too large") as caught:
+            with pytest.raises(
+                StorageError, match=r"could not write .*jobs\.jsonl: File too large"
+            ) as caught:
                 carry(path, function=lambda n: "x" * 1000 * n)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -243,7 +271,9 @@ class TestADiskThatIsFull:
         assert caught.value.exit_status == 4
         self.check_whole_and_resume(path, finished=2)
 
-    @pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="needs a small disk of its own")
+    @pytest.mark.skipif(
+        shutil.which("mount") is None or os.geteuid() != 0, reason="needs a small disk of its own"
+    )
     def test_and_a_small_one_is_it(self, tmp_path):
         small = tmp_path / "small"
         small.mkdir()
@@ -251,7 +281,9 @@ class TestADiskThatIsFull:
         if subprocess.run(command, check=False, capture_output=True).returncode:
             pytest.skip("may not mount")
         try:
-            with pytest.raises(StorageError, match=r"could not write .*jobs\.jsonl: No space left on device"):
+            with pytest.raises(
+                StorageError, match=r"could not write .*jobs\.jsonl: No space left on device"
+            ):
                 carry(small / "jobs.jsonl", function=lambda n: "x" * 30_000 * n)
             subprocess.run(["mount", "-o", "remount,size=900k", small], check=True)
             self.check_whole_and_resume(small / "jobs.jsonl", finished=1)

@@ -1,4 +1,6 @@
-"""Workers do what this process would do, survive what jobs do to them, and never outlive their driver."""
+"""Workers do what this process would do, survive what jobs do to them, and never outlive their
+driver.
+"""
 
 import ctypes
 import errno
@@ -40,7 +42,9 @@ def noisy(seed: int) -> dict:
 
 
 def workers_of(driver: int) -> list[int]:
-    """Those of its children that are workers, zombies left out; by /proc, so that nothing of ours is asked."""
+    """Those of its children that are workers, zombies left out; by /proc, so that nothing of ours
+    is asked.
+    """
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -54,7 +58,9 @@ def workers_of(driver: int) -> list[int]:
 
 
 def finished_with_one_stopped(folder: Path, then: int) -> list[str]:
-    """Stop the worker that gets a large payload next; when the other one has done the rest, send it `then`."""
+    """Stop the worker that gets a large payload next; when the other one has done the rest, send it
+    `then`.
+    """
 
     def work(payload):
         while payload == "wait" and not (folder / "stopped").exists():
@@ -97,7 +103,9 @@ def nothing_is_left_running():
 class TestResults:
     def test_are_those_of_this_process(self):
         jobs = {f"job-{seed}": seed for seed in range(20)}
-        assert carry_out(noisy, jobs, engine=TWO) == {job: noisy(seed) for job, seed in jobs.items()}
+        assert carry_out(noisy, jobs, engine=TWO) == {
+            job: noisy(seed) for job, seed in jobs.items()
+        }
 
     def test_come_in_the_order_of_the_jobs(self):
         def slow_first(seconds):
@@ -109,7 +117,9 @@ class TestResults:
 
     @pytest.mark.parametrize("engine", [TWO, HERE])
     def test_are_json_values_wherever_they_were_computed(self, engine):
-        assert carry_out(lambda n: {n: (n, None)}, {"a": 1}, engine=engine) == {"a": {"1": [1, None]}}
+        assert carry_out(lambda n: {n: (n, None)}, {"a": 1}, engine=engine) == {
+            "a": {"1": [1, None]}
+        }
 
     def test_of_lambdas_closures_and_local_classes(self):
         class Doubler:
@@ -128,9 +138,16 @@ class TestResults:
 
     def test_however_large_they_are(self):
         megabyte = 1 << 20
-        jobs = {"a": bytes(10 * megabyte), "b": bytes(11 * megabyte), "c": b"", "d": bytes(10 * megabyte)}
+        jobs = {
+            "a": bytes(10 * megabyte),
+            "b": bytes(11 * megabyte),
+            "c": b"",
+            "d": bytes(10 * megabyte),
+        }
         done = carry_out(lambda payload: "x" * len(payload), jobs, engine=TWO)
-        assert {job: len(text) for job, text in done.items()} == {job: len(payload) for job, payload in jobs.items()}
+        assert {job: len(text) for job, text in done.items()} == {
+            job: len(payload) for job, payload in jobs.items()
+        }
 
     def test_are_reported_as_they_come(self):
         seen = []
@@ -167,11 +184,15 @@ class TestWorkers:
             return os.getpid()
 
         cores = len(os.sched_getaffinity(0))
-        assert len(set(carry_out(where, dict.fromkeys(map(str, range(2 * cores)))).values())) == cores
+        assert (
+            len(set(carry_out(where, dict.fromkeys(map(str, range(2 * cores)))).values())) == cores
+        )
 
     def test_are_not_started_in_vain(self, monkeypatch):
         started = []
-        monkeypatch.setattr("mupscale.engines.local.Worker", lambda *to: started.append(Worker(*to)) or started[-1])
+        monkeypatch.setattr(
+            "mupscale.engines.local.Worker", lambda *to: started.append(Worker(*to)) or started[-1]
+        )
         carry_out(abs, {"a": 1}, engine=Local(workers=5))
         assert len(started) == 1
 
@@ -191,7 +212,12 @@ class TestWorkers:
     def test_one_that_stands_still_does_not_hold_up_the_others(self, tmp_path):
         """A payload larger than its pipe is on the way to it meanwhile."""
 
-        assert finished_with_one_stopped(tmp_path, signal.SIGCONT) == ["first", "meanwhile", "after", "large"]
+        assert finished_with_one_stopped(tmp_path, signal.SIGCONT) == [
+            "first",
+            "meanwhile",
+            "after",
+            "large",
+        ]
 
     def test_use_one_thread(self, monkeypatch):
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -205,7 +231,9 @@ class TestWorkers:
 
     def test_see_the_path_folder_and_environment_of_the_driver(self, tmp_path, monkeypatch):
         (tmp_path / "only_here.py").write_text("VALUE = 7")
-        (tmp_path / "json.py").write_text("raise ImportError('the current folder is not on the path')")
+        (tmp_path / "json.py").write_text(
+            "raise ImportError('the current folder is not on the path')"
+        )
         (tmp_path / "modules").mkdir()
         (tmp_path / "only_here.py").rename(tmp_path / "modules" / "only_here.py")
         monkeypatch.syspath_prepend(str(tmp_path / "modules"))
@@ -244,7 +272,9 @@ class TestDeaths:
                 os.kill(os.getpid(), number)
             return name.upper()
 
-        assert carry_out(dies_once, {n: n for n in "abcdef"}, engine=TWO) == {n: n.upper() for n in "abcdef"}
+        assert carry_out(dies_once, {n: n for n in "abcdef"}, engine=TWO) == {
+            n: n.upper() for n in "abcdef"
+        }
 
     def test_but_not_for_ever(self, tmp_path):
         def dies(name):
@@ -255,7 +285,9 @@ class TestDeaths:
             return name
 
         ledger = tmp_path / "jobs.jsonl"
-        with pytest.raises(JobError, match=r"job 'b': its worker died 3 times.* was killed by SIGKILL .*memory"):
+        with pytest.raises(
+            JobError, match=r"job 'b': its worker died 3 times.* was killed by SIGKILL .*memory"
+        ):
             carry_out(dies, {n: n for n in "abc"}, engine=Local(workers=1), ledger=ledger)
         assert (tmp_path / "attempts").read_text() == "xxx"
         assert '{"job": "a", "result": "a"}' in ledger.read_text()
@@ -279,7 +311,12 @@ class TestDeaths:
         assert len(workers) == 4
 
     def test_in_the_middle_of_a_payload(self, tmp_path):
-        assert sorted(finished_with_one_stopped(tmp_path, signal.SIGKILL)) == ["after", "first", "large", "meanwhile"]
+        assert sorted(finished_with_one_stopped(tmp_path, signal.SIGKILL)) == [
+            "after",
+            "first",
+            "large",
+            "meanwhile",
+        ]
 
     def test_is_told_by_the_answers_not_by_the_payload_that_nobody_reads(self):
         worker = Worker(b"", Terms.from_here())
@@ -311,7 +348,9 @@ def with_a_child(folder: Path, name: str, **how) -> int:
     return child.pid
 
 
-@pytest.mark.parametrize("how", [{}, {"start_new_session": True}], ids=["child", "in a session of its own"])
+@pytest.mark.parametrize(
+    "how", [{}, {"start_new_session": True}], ids=["child", "in a session of its own"]
+)
 class TestWhatAJobStarted:
     def test_ends_with_the_time_of_the_job(self, tmp_path, how):
         def work(payload):
@@ -348,7 +387,9 @@ class TestWhatAJobStarted:
             session.submit("idle", "idle")
             (idle,) = session.finished()
             session.submit("busy", "busy")
-            busy = int(wait_for(lambda: (tmp_path / "busy").exists() and (tmp_path / "busy").read_text()))
+            busy = int(
+                wait_for(lambda: (tmp_path / "busy").exists() and (tmp_path / "busy").read_text())
+            )
             assert not is_gone(idle.result)
         assert is_gone(idle.result)
         assert is_gone(busy)
@@ -385,7 +426,11 @@ class TestMemory:
                 file.write("x")
             return len(bytearray(megabytes << 20))
 
-        ended = outcomes_of(Local(workers=1, memory_limit=200 << 20), allocate, {"small": 50, "big": 500, "again": 51})
+        ended = outcomes_of(
+            Local(workers=1, memory_limit=200 << 20),
+            allocate,
+            {"small": 50, "big": 500, "again": 51},
+        )
         assert (ended["small"].result, ended["again"].result) == (50 << 20, 51 << 20)
         assert (ended["big"].failure.kind, ended["big"].attempts) == ("oom", 1)
         assert "job 'big' failed with MemoryError" in str(ended["big"].failure.error)
@@ -397,7 +442,9 @@ class TestMemory:
 
             return torch.ones(megabytes << 18).numel() >> 18
 
-        ended = outcomes_of(Local(workers=1, memory_limit=400 << 20), allocate, {"small": 10, "big": 1000})
+        ended = outcomes_of(
+            Local(workers=1, memory_limit=400 << 20), allocate, {"small": 10, "big": 1000}
+        )
         assert ended["small"].result == 10
         assert (ended["big"].failure.kind, ended["big"].attempts) == ("oom", 1)
 
@@ -411,7 +458,9 @@ class TestMemory:
                 "python": MemoryError(),
                 "system": OSError(errno.ENOMEM, "Cannot allocate memory"),
                 "cuda": OutOfMemoryError("CUDA out of memory."),
-                "torch": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+                "torch": RuntimeError(
+                    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+                ),
                 "other": RuntimeError("no"),
                 "disk": OSError(errno.ENOSPC, "No space left on device"),
             }
@@ -420,7 +469,9 @@ class TestMemory:
             try:
                 raise MemoryError
             except MemoryError as reason:
-                raise (OptionError if name == "of ours" else ValueError)("the batch is too large") from reason
+                raise (OptionError if name == "of ours" else ValueError)(
+                    "the batch is too large"
+                ) from reason
 
         names = ["python", "system", "cuda", "torch", "cause", "of ours", "other", "disk"]
         ended = outcomes_of(engine, fail, {name: name for name in names})
@@ -434,8 +485,13 @@ class TestMemory:
             (tmp_path / name).touch()
             os.kill(os.getpid(), signal.SIGSEGV if name == "mixed" and again else signal.SIGKILL)
 
-        ended = outcomes_of(Local(workers=2, retries=1), dies, {"killed": "killed", "mixed": "mixed"})
-        assert {job: outcome.failure.kind for job, outcome in ended.items()} == {"killed": "oom", "mixed": "died"}
+        ended = outcomes_of(
+            Local(workers=2, retries=1), dies, {"killed": "killed", "mixed": "mixed"}
+        )
+        assert {job: outcome.failure.kind for job, outcome in ended.items()} == {
+            "killed": "oom",
+            "mixed": "died",
+        }
         assert {outcome.attempts for outcome in ended.values()} == {2}
 
 
@@ -483,12 +539,15 @@ class TestASession:
 
     @pytest.mark.parametrize("setting", [{"time_limit": 5}, {"memory_limit": 1 << 30}])
     def test_in_this_process_refuses_limits_that_it_cannot_keep(self, setting):
-        with pytest.raises(OptionError, match=r"_limit=\d+ cannot be kept in this process \(workers=0\)"):
+        with pytest.raises(
+            OptionError, match=r"_limit=\d+ cannot be kept in this process \(workers=0\)"
+        ):
             Local(workers=0, **setting)
 
     @pytest.mark.parametrize("engine", ["local", "ray"])
     @pytest.mark.parametrize(
-        "setting", [{"time_limit": 0}, {"time_limit": float("nan")}, {"memory_limit": -1}, {"retries": -1}]
+        "setting",
+        [{"time_limit": 0}, {"time_limit": float("nan")}, {"memory_limit": -1}, {"retries": -1}],
     )
     def test_settings_that_cannot_be_are_refused(self, engine, setting):
         with pytest.raises(OptionError, match=f"{next(iter(setting))}=.* Choose"):
@@ -497,9 +556,13 @@ class TestASession:
     def test_engines_by_name(self):
         assert engine_named("local", workers=2) == TWO
         assert engine_named("ray", cpus=2) == Ray(cpus=2)
-        with pytest.raises(UnknownNameError, match=r"unknown engine 'locale'\. Did you mean 'local'"):
+        with pytest.raises(
+            UnknownNameError, match=r"unknown engine 'locale'\. Did you mean 'local'"
+        ):
             engine_named("locale")
-        with pytest.raises(UnknownNameError, match=r"setting of the engine 'ray' 'gpu'\. Did you mean 'gpus'"):
+        with pytest.raises(
+            UnknownNameError, match=r"setting of the engine 'ray' 'gpu'\. Did you mean 'gpus'"
+        ):
             engine_named("ray", gpu=1)
 
 
@@ -551,7 +614,10 @@ class TestErrors:
         assert (tmp_path / "jobs.jsonl").read_text().count("\n") == 1
 
     def test_a_result_that_is_not_json(self, engine):
-        with pytest.raises(JobError, match=r"job 'a' failed with TypeError: .*set is not JSON serializable.* Return"):
+        with pytest.raises(
+            JobError,
+            match=r"job 'a' failed with TypeError: .*set is not JSON serializable.* Return",
+        ):
             carry_out(lambda _: {1, 2}, {"a": None}, engine=engine)
 
     def test_a_job_that_exits(self, engine):
@@ -625,7 +691,9 @@ class TestWhatCannotBeSent:
         def holds(n):
             return [n, lock.locked()]
 
-        with pytest.raises(OptionError, match=r"holds' cannot be sent to a worker: .*lock.*workers=0"):
+        with pytest.raises(
+            OptionError, match=r"holds' cannot be sent to a worker: .*lock.*workers=0"
+        ):
             carry_out(holds, {"a": 1}, engine=TWO)
         assert carry_out(holds, {"a": 1}, engine=HERE) == {"a": [1, False]}
 
@@ -640,7 +708,9 @@ class TestWhatCannotBeSent:
             def __reduce__(self):
                 return __import__, ("no_such_module",)
 
-        with pytest.raises(JobError, match=r"job 'a' failed with ModuleNotFoundError.*no_such_module"):
+        with pytest.raises(
+            JobError, match=r"job 'a' failed with ModuleNotFoundError.*no_such_module"
+        ):
             carry_out(lambda n: n, {"a": Elsewhere()}, engine=TWO)
 
 
@@ -667,7 +737,9 @@ SCRIPT = """
 
 
 class Driver:
-    """The script above in a process of its own; jobs from `holding` on wait until they may go on."""
+    """The script above in a process of its own; jobs from `holding` on wait until they may go
+    on.
+    """
 
     def __init__(self, folder: Path, holding: int) -> None:
         self.folder = folder
@@ -719,11 +791,18 @@ class TestADriver:
         assert all(map(is_gone, workers))
         assert status != 0
         assert "KeyboardInterrupt" not in err.rpartition("InterruptedJobsError")[2]
-        assert f"stopped with 3 of 6 jobs done, which are kept in {tmp_path}/jobs.jsonl. Run the same" in err
+        assert (
+            f"stopped with 3 of 6 jobs done, which are kept in {tmp_path}/jobs.jsonl. Run the same"
+            in err
+        )
 
     @pytest.mark.parametrize("linux", [True, False], ids=["by Linux", "without its help"])
-    def test_that_is_killed_takes_along_a_worker_that_no_signal_reaches_and_what_it_started(self, tmp_path, linux):
-        """It holds Python's lock. Without the help of Linux, its keeper looks for the driver every second."""
+    def test_that_is_killed_takes_along_a_worker_that_no_signal_reaches_and_what_it_started(
+        self, tmp_path, linux
+    ):
+        """It holds Python's lock. Without the help of Linux, its keeper looks for the driver every
+        second.
+        """
         code = f"""
             import ctypes, os, subprocess, sys, time
             from pathlib import Path
@@ -754,7 +833,9 @@ def test_a_signal_here_becomes_an_error_with_the_right_status():
     def ask(done, total):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(InterruptedJobsError, match="stopped with 1 of 2 jobs done, and nothing was kept") as caught:
+    with pytest.raises(
+        InterruptedJobsError, match="stopped with 1 of 2 jobs done, and nothing was kept"
+    ) as caught:
         carry_out(time.sleep, {"a": 0, "b": 60}, engine=TWO, report=ask)
     assert caught.value.exit_status == 143
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -762,7 +843,9 @@ def test_a_signal_here_becomes_an_error_with_the_right_status():
 
 def test_in_another_thread():
     done = []
-    thread = threading.Thread(target=lambda: done.append(carry_out(noisy, {"a": 1, "b": 2}, engine=TWO)))
+    thread = threading.Thread(
+        target=lambda: done.append(carry_out(noisy, {"a": 1, "b": 2}, engine=TWO))
+    )
     thread.start()
     thread.join()
     assert done == [{"a": noisy(1), "b": noisy(2)}]

@@ -15,21 +15,33 @@ from pathlib import Path
 import pytest
 
 from mupscale.engines import Local, Outcome, Ray, carry_out, cluster
-from mupscale.errors import InterruptedJobsError, JobError, MissingExtraError, OptionError, UnknownNameError
+from mupscale.errors import (
+    InterruptedJobsError,
+    JobError,
+    MissingExtraError,
+    OptionError,
+    UnknownNameError,
+)
 from tests.engines.waiting import is_gone, wait_for
 from tests.simulated_ray import NODE, two_nodes
 
 ray = pytest.importorskip("ray")
 pytestmark = [
     # Ray leaves a few files and processes for the collector when it shuts down.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def nodes():
     with two_nodes(cpus=2) as simulated:
-        began = [process.process.pid for node in simulated.list_all_nodes() for process in processes_of(node)]
+        began = [
+            process.process.pid
+            for node in simulated.list_all_nodes()
+            for process in processes_of(node)
+        ]
         yield simulated
     wait_for(lambda: all(map(is_gone, began)))
 
@@ -50,7 +62,9 @@ def usual_signals(nodes):
 
 @pytest.fixture
 def on(nodes):
-    """The engine on that cluster, by a connection that lasts, so that Ray need not start its workers for each test."""
+    """The engine on that cluster, by a connection that lasts, so that Ray need not start its
+    workers for each test.
+    """
     if not ray.is_initialized():
         with cluster._same_signals():
             ray.init(nodes.address, log_to_driver=False, logging_level="ERROR")
@@ -87,7 +101,9 @@ class TestResults:
     def test_are_those_of_local_workers(self, on, tmp_path):
         jobs = {f"job-{seed}": seed for seed in range(30)}
         ledger = tmp_path / "jobs.jsonl"
-        assert carry_out(noisy, jobs, engine=on(), ledger=ledger) == carry_out(noisy, jobs, engine=Local(workers=2))
+        assert carry_out(noisy, jobs, engine=on(), ledger=ledger) == carry_out(
+            noisy, jobs, engine=Local(workers=2)
+        )
         assert len(ledger.read_text().splitlines()) == 31
 
     def test_errors_too(self, on):
@@ -98,14 +114,18 @@ class TestResults:
                 raise MemoryError
             return [1 / 0] if name == "other" else float("nan")
 
-        names = {name: name for name in ("ours", "memory", "other", "nan")} | {"lock": threading.Lock()}
+        names = {name: name for name in ("ours", "memory", "other", "nan")} | {
+            "lock": threading.Lock()
+        }
         there, here = (outcomes_of(engine, fail, names) for engine in (on(), Local(workers=2)))
         for name in names:
             assert there[name].failure.kind == here[name].failure.kind
             assert type(there[name].failure.error) is type(here[name].failure.error)
             assert str(there[name].failure.error) == str(here[name].failure.error)
 
-    def test_from_the_folder_path_and_threads_that_a_local_worker_has(self, on, tmp_path, monkeypatch):
+    def test_from_the_folder_path_and_threads_that_a_local_worker_has(
+        self, on, tmp_path, monkeypatch
+    ):
         (tmp_path / "only_here.py").write_text("VALUE = 7")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.chdir(tmp_path)
@@ -142,10 +162,14 @@ class TestDeaths:
                 os.kill(os.getpid(), signal.SIGKILL)
             os._exit(7)
 
-        ended = outcomes_of(on(retries=1), dies, {name: name for name in ("once", "killed", "exits")})
+        ended = outcomes_of(
+            on(retries=1), dies, {name: name for name in ("once", "killed", "exits")}
+        )
         assert ended["once"] == Outcome("once", "done", attempts=2)
         assert (ended["killed"].failure.kind, ended["killed"].attempts) == ("oom", 2)
-        assert "died 2 times; the last one was killed by SIGKILL" in str(ended["killed"].failure.error)
+        assert "died 2 times; the last one was killed by SIGKILL" in str(
+            ended["killed"].failure.error
+        )
         assert ended["exits"].failure.kind == "died"
         assert "exited with status 7" in str(ended["exits"].failure.error)
         assert (tmp_path / "exits").read_text() == "xx"
@@ -193,7 +217,9 @@ class TestANode:
         assert len(list(tmp_path.glob(f"{lost}.*"))) == 2
         wait_for(lambda: is_gone(int(process)))
 
-    def test_that_is_the_only_one_with_room_is_not_waited_for_for_ever(self, nodes, on, tmp_path, monkeypatch):
+    def test_that_is_the_only_one_with_room_is_not_waited_for_for_ever(
+        self, nodes, on, tmp_path, monkeypatch
+    ):
         monkeypatch.setattr(cluster, "PATIENCE_SECONDS", 1.0)
 
         def work(_):
@@ -205,7 +231,10 @@ class TestANode:
             session.submit("a", None)
             wait_for((tmp_path / "began").exists)
             nodes.remove_node(node, allow_graceful=False)
-            with pytest.raises(JobError, match=r"no node was left .* asks for CPU 1, GPU 1, and no node .* has that"):
+            with pytest.raises(
+                JobError,
+                match=r"no node was left .* asks for CPU 1, GPU 1, and no node .* has that",
+            ):
                 session.finished()
 
     @pytest.mark.parametrize(
@@ -218,7 +247,10 @@ class TestANode:
         ],
     )
     def test_that_no_cluster_has_is_refused_at_once(self, on, asked, words):
-        with pytest.raises(OptionError, match=rf"a job asks for .*{words}"), on(**asked).session(abs):
+        with (
+            pytest.raises(OptionError, match=rf"a job asks for .*{words}"),
+            on(**asked).session(abs),
+        ):
             pytest.fail("it was begun")
 
 
@@ -231,13 +263,17 @@ class TestLimits:
                 time.sleep(60)
             return name
 
-        ended = outcomes_of(on(time_limit=3), hangs, {name: name for name in ("a", "hangs", "b", "c")})
+        ended = outcomes_of(
+            on(time_limit=3), hangs, {name: name for name in ("a", "hangs", "b", "c")}
+        )
         assert (ended["hangs"].failure.kind, ended["hangs"].attempts) == ("timeout", 1)
         assert [ended[name].result for name in "abc"] == ["a", "b", "c"]
         assert is_gone(int((tmp_path / "child").read_text()))
 
     def test_a_job_that_takes_too_much_memory(self, on):
-        ended = outcomes_of(on(memory_limit=300 << 20), lambda n: len(bytearray(n << 20)), {"big": 900, "small": 10})
+        ended = outcomes_of(
+            on(memory_limit=300 << 20), lambda n: len(bytearray(n << 20)), {"big": 900, "small": 10}
+        )
         assert (ended["big"].failure.kind, ended["big"].attempts) == ("oom", 1)
         assert ended["small"].result == 10 << 20
 
@@ -256,7 +292,9 @@ class TestLeaving:
 
         with on().session(work) as session:
             session.submit("a", None)
-            processes = wait_for(lambda: (tmp_path / "processes").exists() and (tmp_path / "processes").read_text())
+            processes = wait_for(
+                lambda: (tmp_path / "processes").exists() and (tmp_path / "processes").read_text()
+            )
         assert (tmp_path / "saved").exists()
         wait_for(lambda: all(is_gone(int(number)) for number in processes.split()))
 
@@ -293,7 +331,9 @@ class TestAConnection:
         with Ray().session(abs) as session:
             assert session.capacity == 3
 
-    def test_without_an_address_is_to_a_ray_of_its_own_that_ends_with_it(self, address, monkeypatch):
+    def test_without_an_address_is_to_a_ray_of_its_own_that_ends_with_it(
+        self, address, monkeypatch
+    ):
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         with Ray().session(lambda _: int(os.environ["RAY_RAYLET_PID"])) as session:
             assert session.capacity == len(os.sched_getaffinity(0))
@@ -303,7 +343,9 @@ class TestAConnection:
         assert not ray.is_initialized()
         wait_for(lambda: is_gone(outcome.result))
 
-    @pytest.mark.parametrize("nobody", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.host.invalid:6379"])
+    @pytest.mark.parametrize(
+        "nobody", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.host.invalid:6379"]
+    )
     def test_to_nobody(self, address, nobody):
         with pytest.raises(OptionError, match=rf"could not reach Ray at {nobody}: .*ray start"):
             carry_out(abs, {"a": 1}, engine=Ray(nobody))
@@ -314,7 +356,9 @@ class TestAConnection:
             carry_out(abs, {"a": 1}, engine=Ray())
 
 
-@pytest.mark.parametrize("setting", [{"cpus": -1}, {"cpus": 1.5}, {"gpus": float("nan")}, {"cpus": 0}])
+@pytest.mark.parametrize(
+    "setting", [{"cpus": -1}, {"cpus": 1.5}, {"gpus": float("nan")}, {"cpus": 0}]
+)
 def test_a_request_that_cannot_be_made(setting):
     with pytest.raises(OptionError, match=r"cpus=|gpus="):
         Ray(**setting)

@@ -1,7 +1,8 @@
-"""Which models are judged, and what every parameter of each must get: one table for each, by pattern, written by hand.
+"""Which models are judged, and what every parameter of each must get: one table for each, by
+pattern, written by hand.
 
-`n` is how many times as wide the model is as its base, `L` how many times as deep. A table has a line for every
-parameter and no line that matches none. The first pattern that matches counts.
+`n` is how many times as wide the model is as its base, `L` how many times as deep. A table has a
+line for every parameter and no line that matches none. The first pattern that matches counts.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +13,16 @@ import torch
 from torch import nn
 
 from tests.foreign import copies, packages
-from tests.foreign.formulas import Numbers, embedding, ends_branch, fixed_vector, hidden, readout, shared, vector
+from tests.foreign.formulas import (
+    Numbers,
+    embedding,
+    ends_branch,
+    fixed_vector,
+    hidden,
+    readout,
+    shared,
+    vector,
+)
 
 Table = Mapping[str, Numbers]
 
@@ -26,7 +36,9 @@ class Case:
     table: Callable[[float, float], Table]
     """Of n and L; keys and values as with one query head for each."""
     roles: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What must be said, because the model is not read without: names and a forward pass do not settle it."""
+    """What must be said, because the model is not read without: names and a forward pass do not
+    settle it.
+    """
     inputs: Any = None
     offset: float = 0.0
     """What its norms add to their gains."""
@@ -35,7 +47,9 @@ class Case:
     shares: tuple[str, ...] = ()
     """Patterns of its key and value matrices, where heads can share them."""
     tied: str = ""
-    """The pattern of the final norm of a tied readout: it carries the readout's factor, unless a hook does."""
+    """The pattern of the final norm of a tied readout: it carries the readout's factor, unless a
+    hook does.
+    """
     fused: str = ""
     """The pattern of its fused matrices instead, whose rows of keys and values get a factor."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -45,7 +59,9 @@ class Case:
         return self.build(**sizes, **self.settings).eval()
 
     def expected(self, n: float, L: float, r: int = 1, base_r: int = 1) -> Table:
-        """The table where keys and values are shared by r query heads, and in the base by `base_r`."""
+        """The table where keys and values are shared by r query heads, and in the base by
+        `base_r`.
+        """
         table = dict(self.table(n, L))
         return dict.fromkeys(self.shares, shared(n, r, base_r, L)) | table if r != base_r else table
 
@@ -70,7 +86,9 @@ def _tied(table: Table) -> Table:
 
 
 def _gemma(n: float, L: float) -> Table:
-    """The embedding is multiplied by √width, and is the readout: half of 1/n goes into each of two places."""
+    """The embedding is multiplied by √width, and is the readout: half of 1/n goes into each of two
+    places.
+    """
     return _tied(_llama(n, L)) | {
         "*embed_tokens.weight": embedding(n).times(n**-0.5),
         "model.norm.weight": vector(n).times(n**-0.5),
@@ -88,7 +106,9 @@ def _gemma2(n: float, L: float) -> Table:
 
 
 def _granite(n: float, L: float) -> Table:
-    """Its own forward pass divides the logits by what grows with the width, so that nothing is missing."""
+    """Its own forward pass divides the logits by what grows with the width, so that nothing is
+    missing.
+    """
     return _llama(n, L) | {"lm_head.weight": readout(n).times(n)}
 
 
@@ -101,7 +121,10 @@ def _minicpm(n: float, L: float) -> Table:
         "*.self_attn.kv_a_proj_with_mqa.weight": hidden(n, L=L),
         "*.self_attn.kv_b_proj.weight": hidden(n, L=L),
     }
-    ends = {name: ends_branch(n, L=L).times(L**0.5) for name in ("*.self_attn.o_proj.weight", "*.mlp.down_proj.weight")}
+    ends = {
+        name: ends_branch(n, L=L).times(L**0.5)
+        for name in ("*.self_attn.o_proj.weight", "*.mlp.down_proj.weight")
+    }
     kept = {name: one for name, one in _granite(n, L).items() if "[qkv]" not in name}
     return low_rank | kept | ends
 
@@ -328,7 +351,9 @@ def _timm_resnet(n: float, L: float) -> Table:
 
 
 def _timm_convnext(n: float, L: float) -> Table:
-    """A depthwise kernel reads one channel at any width. Branches end in a gain that starts at 1e-6."""
+    """A depthwise kernel reads one channel at any width. Branches end in a gain that starts at
+    1e-6.
+    """
     return {
         "stem.0.weight": embedding(n),
         "stem.0.bias": vector(n),
@@ -367,7 +392,9 @@ def _dit(n: float, L: float) -> Table:
 
 
 def _lora(n: float, L: float) -> Table:
-    """Everything else is frozen. A reads features, B a fixed rank: rates of 1/n and 1 (LoRA+, Hayou et al. 2024)."""
+    """Everything else is frozen. A reads features, B a fixed rank: rates of 1/n and 1 (LoRA+, Hayou
+    et al. 2024).
+    """
     return {"*.lora_A.default.weight": hidden(n, L=L), "*.lora_B.default.weight": hidden(1, n, L)}
 
 
@@ -394,8 +421,13 @@ def _nanochat_plain(n: float, L: float) -> Table:
 
 
 def _nanochat(n: float, L: float) -> Table:
-    """A table of values acts inside of its branch, through a gate that reads the same few features at any width."""
-    values = {"value_embeds.*.weight": embedding(n, L), "transformer.h.*.ve_gate.weight": embedding(n, L)}
+    """A table of values acts inside of its branch, through a gate that reads the same few features
+    at any width.
+    """
+    values = {
+        "value_embeds.*.weight": embedding(n, L),
+        "transformer.h.*.ve_gate.weight": embedding(n, L),
+    }
     return values | _nanochat_plain(n, L)
 
 
@@ -421,7 +453,8 @@ CASES = {
     for case in (
         Case("llama", packages.llama, _llama, shares=_SHARED),
         Case("gemma", packages.gemma, _gemma, tied="model.norm.weight", offset=1.0, shares=_SHARED),
-        Case("gemma 2", packages.gemma2, _gemma2, tied="model.norm.weight", offset=1.0, shares=_SHARED),
+        Case("gemma "
+             "2", packages.gemma2, _gemma2, tied="model.norm.weight", offset=1.0, shares=_SHARED),
         Case("granite", packages.granite, _granite, shares=_SHARED),
         Case("minicpm 3", packages.minicpm, _minicpm),
         Case("cohere", packages.cohere, _cohere, tied="model.norm.weight", shares=_SHARED),
@@ -449,7 +482,8 @@ CASES = {
         Case("x-transformers' ViT", packages.x_vit, _x_vit, inputs=(_IMAGES,), offset=1.0),
         Case("timm's ViT", packages.timm_vit, _timm_vit, inputs=(_IMAGES,)),
         Case("timm's ResNet", packages.timm_resnet, _timm_resnet, inputs=(_IMAGES,), deepens=False),
-        Case("timm's ConvNeXt", packages.timm_convnext, _timm_convnext, inputs=(_IMAGES,), deepens=False),
+        Case("timm's "
+             "ConvNeXt", packages.timm_convnext, _timm_convnext, inputs=(_IMAGES,), deepens=False),
         Case(
             "diffusers' DiT", packages.dit, _dit,
             inputs={
@@ -461,18 +495,23 @@ CASES = {
         Case("peft's LoRA", packages.lora, _lora, deepens=False),
         Case("litgpt", copies.litgpt, _litgpt, fused="transformer.h.*.attn.qkv.weight"),
         Case(
-            "litgpt, older, 1 + gain", copies.litgpt, _litgpt, offset=1.0, fused="transformer.h.*.attn.attn.weight",
+            "litgpt, older, 1 + "
+            "gain", copies.litgpt, _litgpt, offset=1.0, fused="transformer.h.*.attn.attn.weight",
             settings={"unit_offset": True, "interleaved": True},
         ),
         Case("nanochat", copies.nanochat, _nanochat, roles={"*.ve_gate.weight": "position"}),
         Case(
-            "nanochat, no value tables", copies.nanochat, _nanochat_plain, shares=("*.attn.c_[kv].weight",),
+            "nanochat, no value "
+            "tables", copies.nanochat, _nanochat_plain, shares=("*.attn.c_[kv].weight",),
             settings={"value_tables": False},
         ),
     )
 }  # fmt: skip
 
 TORCHTITAN = Case(
-    "torchtitan", packages.torchtitan_llama, _torchtitan, fused="layers.*.attention.qkv_linear.wqkv.weight"
+    "torchtitan",
+    packages.torchtitan_llama,
+    _torchtitan,
+    fused="layers.*.attention.qkv_linear.wqkv.weight",
 )
 """Apart from the others: what it needs must not be seen by them."""

@@ -1,6 +1,8 @@
-"""Small models of our own, in the ways in which nanochat and litgpt name their parts, take norms and fuse matrices.
+"""Small models of our own, in the ways in which nanochat and litgpt name their parts, take norms
+and fuse matrices.
 
-They are written for these tests; the originals are github.com/karpathy/nanochat and github.com/Lightning-AI/litgpt.
+They are written for these tests; the originals are github.com/karpathy/nanochat and
+github.com/Lightning-AI/litgpt.
 """
 
 from dataclasses import dataclass
@@ -14,10 +16,14 @@ WORDS = 250
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention on (batch, tokens, heads, head_dim); several heads of q may share one of k and v."""
+    """Causal attention on (batch, tokens, heads, head_dim); several heads of q may share one of k
+    and v.
+    """
     r = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(r, dim=2), v.repeat_interleave(r, dim=2)
-    out = scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+    out = scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
+    )
     return out.transpose(1, 2).flatten(2)
 
 
@@ -44,7 +50,9 @@ class LitConfig:
     padded_vocab_size: int = WORDS
     unit_offset: bool = False
     interleaved: bool = False
-    """As older versions store q, k and v: for each group its queries, its key, its value; the matrix is `attn.attn`."""
+    """As older versions store q, k and v: for each group its queries, its key, its value; the
+    matrix is `attn.attn`.
+    """
 
 
 class LitRMSNorm(nn.Module):
@@ -72,7 +80,11 @@ class LitAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         config, fused = self.config, getattr(self, self.fused)(x)
-        groups, size, r = config.n_query_groups, config.head_size, config.n_head // config.n_query_groups
+        groups, size, r = (
+            config.n_query_groups,
+            config.head_size,
+            config.n_head // config.n_query_groups,
+        )
         if config.interleaved:
             parts = fused.unflatten(-1, (groups, r + 2, size)).split((r, 1, 1), dim=-2)
             q, k, v = (part.flatten(2, 3) for part in parts)
@@ -131,7 +143,8 @@ def litgpt(width: int, depth: int = 2, n_kv_heads: int | None = None, **settings
     return LitGPT(LitConfig(width, depth, heads, n_kv_heads or heads, **settings))
 
 
-# nanochat: norms without parameters, zero projections, scalars for each layer, a table of values for some layers.
+# nanochat: norms without parameters, zero projections, scalars for each layer, a table of values
+# for some layers.
 
 
 def bare_norm(x: Tensor) -> Tensor:
@@ -191,7 +204,9 @@ class ChatGPT(nn.Module):
         self.lm_head = nn.Linear(width, WORDS, bias=False)
         self.resid_lambdas = nn.Parameter(torch.ones(depth))
         self.x0_lambdas = nn.Parameter(torch.full((depth,), 0.1))
-        tables = {str(i): nn.Embedding(WORDS, kv_heads * 16) for i, has in enumerate(with_values) if has}
+        tables = {
+            str(i): nn.Embedding(WORDS, kv_heads * 16) for i, has in enumerate(with_values) if has
+        }
         self.value_embeds = nn.ModuleDict(tables)
         self.init_weights()
 
@@ -215,5 +230,7 @@ class ChatGPT(nn.Module):
         return 15 * torch.tanh(logits / 15)
 
 
-def nanochat(width: int, depth: int = 2, n_kv_heads: int | None = None, *, value_tables: bool = True) -> ChatGPT:
+def nanochat(
+    width: int, depth: int = 2, n_kv_heads: int | None = None, *, value_tables: bool = True
+) -> ChatGPT:
     return ChatGPT(width, depth, n_kv_heads or width // 16, value_tables)

@@ -1,12 +1,15 @@
-"""What a parameter must get, from the formulas of maximal-update parametrization alone: nothing here asks mupscale.
+"""What a parameter must get, from the formulas of maximal-update parametrization alone: nothing
+here asks mupscale.
 
-Everything is a ratio to the base: `m` of a matrix's own fan-in, `n` of the width, `L` of the depth. AdamW with decay
-coupled to the rate. Three facts give all of it:
+Everything is a ratio to the base: `m` of a matrix's own fan-in, `n` of the width, `L` of the depth.
+AdamW with decay coupled to the rate. Three facts give all of it:
 
-- A hidden matrix reads `m` times as many inputs: std 1/√m keeps its output, a step of Adam, whose entries all have the
-  size of the rate and act together, needs 1/m, and rate × decay stays what it was.
-- A gradient's entry has the size 1/n, over L inside of a residual branch that is multiplied by 1/L; one that every
-  feature adds to (a bias of logits, a gain that all heads share) has the size 1. Epsilon follows it.
+- A hidden matrix reads `m` times as many inputs: std 1/√m keeps its output, a step of Adam, whose
+  entries all have the size of the rate and act together, needs 1/m, and rate × decay stays what it
+  was.
+- A gradient's entry has the size 1/n, over L inside of a residual branch that is multiplied by 1/L;
+  one that every feature adds to (a bias of logits, a gain that all heads share) has the size 1.
+  Epsilon follows it.
 - A factor `a` of the forward pass moves into the weight exactly: W' = aW has gradients g' = g/a.
 """
 
@@ -24,12 +27,16 @@ class Numbers:
     std: float | None = None
     """None for what is not drawn."""
     moved: float = 1.0
-    """The factor of the forward pass that is part of them: what is not drawn acts as this many times what it was."""
+    """The factor of the forward pass that is part of them: what is not drawn acts as this many
+    times what it was.
+    """
 
     def times(self, factor: float) -> "Numbers":
         """With a factor of the forward pass moved into the weight."""
         std = None if self.std is None else self.std * factor
-        return Numbers(self.lr * factor, self.decay / factor, self.eps / factor, std, self.moved * factor)
+        return Numbers(
+            self.lr * factor, self.decay / factor, self.eps / factor, std, self.moved * factor
+        )
 
 
 def hidden(m: float, n: float | None = None, L: float = 1) -> Numbers:
@@ -43,7 +50,9 @@ def ends_branch(m: float, n: float | None = None, L: float = 1) -> Numbers:
 
 
 def embedding(n: float, L: float = 1) -> Numbers:
-    """A fixed number of inputs: tokens, positions, patches, mel bands. Looked up or multiplied, the same."""
+    """A fixed number of inputs: tokens, positions, patches, mel bands. Looked up or multiplied, the
+    same.
+    """
     return Numbers(1, 1, 1 / (n * L), 1)
 
 
@@ -62,7 +71,9 @@ def fixed_vector(L: float = 1) -> Numbers:
     return Numbers(1, 0, 1 / L)
 
 
-def shared(m: float, r: float, base_r: float, L: float = 1, inner: float = 1, base_inner: float = 1) -> Numbers:
+def shared(
+    m: float, r: float, base_r: float, L: float = 1, inner: float = 1, base_inner: float = 1
+) -> Numbers:
     """Keys and values that r query heads share. `inner` is heads × head_dim over the width."""
 
     def factor(repetitions: float, of_width: float) -> float:

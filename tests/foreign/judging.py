@@ -1,4 +1,6 @@
-"""What a plan gives, taken from what a user would use of it: its groups, its hooks and the weights that it sets."""
+"""What a plan gives, taken from what a user would use of it: its groups, its hooks and the weights
+that it sets.
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -46,7 +48,9 @@ def count_numbers(case: Case, target: Mapping[str, int], base: Mapping[str, int]
 def wanted_numbers(
     case: Case, model: nn.Module, target: Mapping[str, int], base: Mapping[str, int]
 ) -> dict[str, Numbers]:
-    """The table's numbers for each trained parameter. Fused matrices have those of their queries."""
+    """The table's numbers for each trained parameter. Fused matrices have those of their
+    queries.
+    """
     n, L = target["width"] / base["width"], target["depth"] / base["depth"]
     r, base_r = (1, 1) if case.fused else (repetitions(target), repetitions(base))
     names = [name for name, tensor in model.named_parameters() if tensor.requires_grad]
@@ -54,7 +58,9 @@ def wanted_numbers(
 
 
 def without_hooked(case: Case, plan: mu.Plan, wanted: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """What is left for the final norm of a tied readout where a hook in front of the readout multiplies already."""
+    """What is left for the final norm of a tied readout where a hook in front of the readout
+    multiplies already.
+    """
     factor = math.prod(hook.factor for hook in plan.hooks if case.tied and hook.where == "input")
     return {
         name: one.times(1 / factor) if case.tied and fnmatchcase(name, case.tied) else one
@@ -72,8 +78,12 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
 
 
-def rows_at_fault(case: Case, plan: mu.Plan, target: Mapping[str, int], base: Mapping[str, int]) -> list[str]:
-    """Whether the rows of keys and values in a fused matrix, and no others, have the rates of shared heads."""
+def rows_at_fault(
+    case: Case, plan: mu.Plan, target: Mapping[str, int], base: Mapping[str, int]
+) -> list[str]:
+    """Whether the rows of keys and values in a fused matrix, and no others, have the rates of
+    shared heads.
+    """
     if not case.fused:
         return []
     r, base_r = repetitions(target), repetitions(base)
@@ -87,7 +97,9 @@ def rows_at_fault(case: Case, plan: mu.Plan, target: Mapping[str, int], base: Ma
             is_shared = head % (r + 2) >= r if by_group else head >= target["width"] // HEAD
             want = factor if is_shared else 1.0
             if abs(got - want) > 1e-9:
-                wrong.append(f"{name}: row {row} has {got:.6g} times the rate of queries, must be {want:.6g}")
+                wrong.append(
+                    f"{name}: row {row} has {got:.6g} times the rate of queries, must be {want:.6g}"
+                )
                 break
     return wrong
 
@@ -104,9 +116,15 @@ def row_factors(plan: mu.Plan, name: str) -> list[float]:
 
 
 def starts_at_fault(
-    case: Case, plan: mu.Plan, before: Mapping[str, Tensor], after: Mapping[str, Tensor], wanted: Mapping[str, Numbers]
+    case: Case,
+    plan: mu.Plan,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    wanted: Mapping[str, Numbers],
 ) -> Iterator[str]:
-    """Whether random matrices are drawn anew with their size, and all else is what the model made of it."""
+    """Whether random matrices are drawn anew with their size, and all else is what the model made
+    of it.
+    """
     for name, now in after.items():
         then = before[name]
         numbers = wanted.get(name)
@@ -117,7 +135,9 @@ def starts_at_fault(
         hooked = plan.parameters[name].multiplier
         constant = bool((then == then.flatten()[0]).all())
         if numbers.std is None:
-            offset = case.offset if constant and not name.endswith("bias") and not then.any() else 0.0
+            offset = (
+                case.offset if constant and not name.endswith("bias") and not then.any() else 0.0
+            )
             want = (then + offset) * numbers.moved - offset if constant else torch.zeros_like(then)
             if not torch.allclose((now + offset) * hooked - offset, want, rtol=1e-5, atol=1e-12):
                 yield f"{name} starts at {float(now.mean()):.6g}, must start at {float(want.mean()):.6g}"
@@ -131,7 +151,9 @@ def starts_at_fault(
 
 
 def numbers_of(plan: mu.Plan, model: nn.Module) -> dict[str, Numbers]:
-    """For each trained parameter its factors, with what a hook multiplies by counted as part of the weight."""
+    """For each trained parameter its factors, with what a hook multiplies by counted as part of the
+    weight.
+    """
     plan.attach_(model)
     found: dict[str, Numbers] = {}
     for group in plan.param_groups(model, lr=1.0, weight_decay=1.0, eps=1.0):
@@ -144,14 +166,18 @@ def numbers_of(plan: mu.Plan, model: nn.Module) -> dict[str, Numbers]:
 
 
 def expected_for(names: list[str], table: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """By the first pattern that matches. A parameter without one, and a pattern without a parameter, are mistakes."""
+    """By the first pattern that matches. A parameter without one, and a pattern without a
+    parameter, are mistakes.
+    """
     chosen: dict[str, str] = {}
     for name in names:
         pattern = next((pattern for pattern in table if fnmatchcase(name, pattern)), None)
         assert pattern is not None, f"the table of expected numbers has nothing for {name}"
         chosen[name] = pattern
     idle = set(table) - set(chosen.values())
-    assert not idle, f"the table of expected numbers has patterns that match nothing: {sorted(idle)}"
+    assert not idle, (
+        f"the table of expected numbers has patterns that match nothing: {sorted(idle)}"
+    )
     return {name: table[pattern] for name, pattern in chosen.items()}
 
 

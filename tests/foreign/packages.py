@@ -1,4 +1,5 @@
-"""Small models of other projects, each built by a function of width and depth, as a user would build them.
+"""Small models of other projects, each built by a function of width and depth, as a user would
+build them.
 
 Heads are of one size, so that their number grows with the width. Nothing is downloaded.
 """
@@ -21,7 +22,9 @@ from tests.foreign.copies import WORDS
 HEAD = 16
 
 
-def causal(kind: str, width: int, depth: int, n_kv_heads: int | None = None, **settings: Any) -> nn.Module:
+def causal(
+    kind: str, width: int, depth: int, n_kv_heads: int | None = None, **settings: Any
+) -> nn.Module:
     """A decoder of transformers, by its type."""
     heads = width // HEAD
     common = {
@@ -72,7 +75,9 @@ def gpt_neox(width: int, depth: int) -> nn.Module:
 
 
 def mamba(width: int, depth: int) -> nn.Module:
-    config = transformers.MambaConfig(vocab_size=WORDS, hidden_size=width, num_hidden_layers=depth, pad_token_id=None)
+    config = transformers.MambaConfig(
+        vocab_size=WORDS, hidden_size=width, num_hidden_layers=depth, pad_token_id=None
+    )
     return transformers.MambaForCausalLM(config)
 
 
@@ -108,7 +113,13 @@ def clip(width: int, depth: int) -> nn.Module:
         "num_attention_heads": width // HEAD, "projection_dim": width,
     }  # fmt: skip
     config = transformers.CLIPConfig(
-        text_config=tower | {"vocab_size": WORDS, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2},
+        text_config=tower
+        | {
+            "vocab_size": WORDS,
+            "max_position_embeddings": 64,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
         vision_config=tower | {"image_size": 16, "patch_size": 4},
         projection_dim=width,
     )
@@ -138,20 +149,26 @@ def x_decoder(width: int, depth: int) -> nn.Module:
 
 
 def x_decoder_tied(width: int, depth: int, n_kv_heads: int | None = None) -> nn.Module:
-    """RMS norms that act as 1 + g, gated feed-forward, shared keys and values, logits by the embedding's own weight."""
+    """RMS norms that act as 1 + g, gated feed-forward, shared keys and values, logits by the
+    embedding's own weight.
+    """
     return _x_decoder(
         width, depth, tie_embedding=True, use_rmsnorm=True, ff_glu=True, ff_no_bias=True, rotary_pos_emb=True,
         rotary_emb_dim=HEAD, attn_kv_heads=n_kv_heads or width // HEAD,
     )  # fmt: skip
 
 
-def _x_decoder(width: int, depth: int, *, tie_embedding: bool = False, **settings: Any) -> nn.Module:
+def _x_decoder(
+    width: int, depth: int, *, tie_embedding: bool = False, **settings: Any
+) -> nn.Module:
     from loguru import logger
     from x_transformers import Decoder, TransformerWrapper
 
     logger.disable("x_transformers")  # it advises longer rotary dimensions
     layers = Decoder(dim=width, depth=depth, heads=width // HEAD, attn_dim_head=HEAD, **settings)
-    return TransformerWrapper(num_tokens=WORDS, max_seq_len=128, attn_layers=layers, tie_embedding=tie_embedding)
+    return TransformerWrapper(
+        num_tokens=WORDS, max_seq_len=128, attn_layers=layers, tie_embedding=tie_embedding
+    )
 
 
 def x_vit(width: int, depth: int) -> nn.Module:
@@ -162,7 +179,9 @@ def x_vit(width: int, depth: int) -> nn.Module:
 
 
 class _Name(type):
-    """A class whose attributes are their own names: enough for tables that timm makes when it is imported."""
+    """A class whose attributes are their own names: enough for tables that timm makes when it is
+    imported.
+    """
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
@@ -209,7 +228,13 @@ def timm_models() -> Any:
 def timm_vit(width: int, depth: int) -> nn.Module:
     kind = timm_models().vision_transformer.VisionTransformer
     return kind(
-        img_size=16, patch_size=4, embed_dim=width, depth=depth, num_heads=width // HEAD, mlp_ratio=2, num_classes=10
+        img_size=16,
+        patch_size=4,
+        embed_dim=width,
+        depth=depth,
+        num_heads=width // HEAD,
+        mlp_ratio=2,
+        num_classes=10,
     )
 
 
@@ -223,9 +248,14 @@ def timm_resnet(width: int, depth: int) -> nn.Module:
 
 
 def timm_convnext(width: int, depth: int) -> nn.Module:
-    """`depth` blocks in each of four stages, the last three on 2 × 2 places of an image of 16 × 16."""
+    """`depth` blocks in each of four stages, the last three on 2 × 2 places of an image of 16 ×
+    16.
+    """
     return timm_models().convnext.ConvNeXt(
-        num_classes=10, depths=(depth,) * 4, dims=(width, width, 2 * width, 2 * width), output_stride=8
+        num_classes=10,
+        depths=(depth,) * 4,
+        dims=(width, width, 2 * width, 2 * width),
+        output_stride=8,
     )
 
 
@@ -246,7 +276,9 @@ def lora(width: int, depth: int) -> nn.Module:
 
 
 def torchtitan_llama(width: int, depth: int, n_kv_heads: int | None = None) -> nn.Module:
-    """Its Llama 3, with one matrix for queries, keys and values. torchtitan must be in sight: see torchtitan.txt."""
+    """Its Llama 3, with one matrix for queries, keys and values. torchtitan must be in sight: see
+    torchtitan.txt.
+    """
     from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
     from torchtitan.models.common.attention import ScaledDotProductAttention
     from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
@@ -262,7 +294,9 @@ def torchtitan_llama(width: int, depth: int, n_kv_heads: int | None = None) -> n
             inner_attention=ScaledDotProductAttention.Config(), fuse_qkv=True,
             rope=ComplexRoPE.Config(dim=HEAD, max_seq_len=128),
         )  # fmt: skip
-        feed_forward = make_ffn_config(dim=width, hidden_dim=2 * width, w1_param_init=drawn, w2w3_param_init=drawn)
+        feed_forward = make_ffn_config(
+            dim=width, hidden_dim=2 * width, w1_param_init=drawn, w2w3_param_init=drawn
+        )
         return Llama3TransformerBlock.Config(
             attention_norm=norm, ffn_norm=norm, attention=attention, feed_forward=feed_forward
         )

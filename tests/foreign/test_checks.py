@@ -1,4 +1,6 @@
-"""The coordinate check on a few of these models: images, an adapter, an encoder-decoder. The drill has them all."""
+"""The coordinate check on a few of these models: images, an adapter, an encoder-decoder. The drill
+has them all.
+"""
 
 import pytest
 

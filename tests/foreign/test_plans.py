@@ -1,4 +1,6 @@
-"""Models of other projects: every number of their plans against a table that is written by hand, in `cases`."""
+"""Models of other projects: every number of their plans against a table that is written by hand, in
+`cases`.
+"""
 
 import pytest
 import torch
@@ -28,7 +30,9 @@ def test_over_width_and_depth(name):
     assert faults(case, DEEPER, BASE) == []
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.shares or case.fused])
+@pytest.mark.parametrize(
+    "name", [name for name, case in CASES.items() if case.shares or case.fused]
+)
 @pytest.mark.parametrize("base_r", [1, 2])
 def test_over_r(name, base_r):
     """From 8 heads that share 8 / base_r to 8 that share 2."""

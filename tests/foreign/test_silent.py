@@ -1,7 +1,8 @@
-"""Models on which a plan was wrong without a word. Each test says in its comment which number stood there before.
+"""Models on which a plan was wrong without a word. Each test says in its comment which number stood
+there before.
 
-The models are written for the test or come from other projects; what is compared are numbers of the plan, with formulas
-that are not mupscale's, and what the model computes once its weights are set.
+The models are written for the test or come from other projects; what is compared are numbers of the
+plan, with formulas that are not mupscale's, and what the model computes once its weights are set.
 """
 
 import math
@@ -15,7 +16,15 @@ from torch.nn.functional import gelu, relu, silu
 import mupscale as mu
 from mupscale.errors import MupscaleError, UnreadableModelError
 from tests.foreign.copies import attend, litgpt
-from tests.foreign.formulas import embedding, ends_branch, fixed_vector, hidden, readout, shared, vector
+from tests.foreign.formulas import (
+    embedding,
+    ends_branch,
+    fixed_vector,
+    hidden,
+    readout,
+    shared,
+    vector,
+)
 from tests.foreign.judging import STD, differences, expected_for, gain_of, numbers_of
 
 # transformers and torch warn about themselves; x-transformers about short rotary dimensions
@@ -23,7 +32,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 WORDS = 61
-"""No width is as large: a matrix with as many outputs as there are words must not be told by that."""
+"""No width is as large: a matrix with as many outputs as there are words must not be told by
+that.
+"""
 
 
 def wrong_numbers(plan: mu.Plan, model: nn.Module, table: dict) -> list[str]:
@@ -31,7 +42,9 @@ def wrong_numbers(plan: mu.Plan, model: nn.Module, table: dict) -> list[str]:
     return differences(found, expected_for(list(found), table))
 
 
-def planned_with_fewest_roles(model: nn.Module, base: nn.Module, roles: dict[str, str], **settings) -> mu.Plan:
+def planned_with_fewest_roles(
+    model: nn.Module, base: nn.Module, roles: dict[str, str], **settings
+) -> mu.Plan:
     """Without roles where that works, else with those that make the parameters known."""
     try:
         return mu.plan(model, base=base, **settings)
@@ -45,14 +58,19 @@ def made(plan: mu.Plan, model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
 
 
 # A decoder whose every name is in the vocabulary, so that one thing at a time can be unusual.
 
 
 class Root(nn.Module):
-    """An RMS norm without `norm` in its name, and without a pattern in its source that would give its offset away."""
+    """An RMS norm without `norm` in its name, and without a pattern in its source that would give
+    its offset away.
+    """
 
     def __init__(self, size: int, offset: float = 0.0) -> None:
         super().__init__()
@@ -60,7 +78,11 @@ class Root(nn.Module):
         self.scale = nn.Parameter(torch.full((size,), 1.0 - offset))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * torch.add(self.scale, self.offset)
+        return (
+            x
+            / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+            * torch.add(self.scale, self.offset)
+        )
 
 
 class OffsetRMSNorm(Root):
@@ -94,7 +116,9 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, kv_heads: int, norm: type[nn.Module], after: type[nn.Module]) -> None:
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, norm: type[nn.Module], after: type[nn.Module]
+    ) -> None:
         super().__init__()
         self.norm_1, self.norm_2 = norm(width), norm(width)
         self.attn, self.mlp = Attention(width, heads, kv_heads), MLP(width)
@@ -127,7 +151,9 @@ class Decoder(nn.Module):
         super().__init__()
         heads = width // 16
         self.embed = nn.Embedding(WORDS, width)
-        self.layers = nn.ModuleList(Block(width, heads, heads // r, norm, after) for _ in range(depth))
+        self.layers = nn.ModuleList(
+            Block(width, heads, heads // r, norm, after) for _ in range(depth)
+        )
         self.norm = norm(width)
         self.lm_head = None if functional_tie else nn.Linear(width, WORDS, bias=False)
         self.factor = math.sqrt(width) if times_root else 1.0
@@ -159,7 +185,8 @@ PLAIN = {
 
 @pytest.mark.parametrize("offset", [False, True])
 def test_gains_of_litgpt_act_as_one(offset):
-    # `1 + self.weight` stands in the source of every norm: gains were set to 0, and all logits were 0.
+    # `1 + self.weight` stands in the source of every norm: gains were set to 0, and all logits were
+    # 0.
     model, base = litgpt(128, unit_offset=offset), litgpt(64, unit_offset=offset)
     made(planned_with_fewest_roles(model, base, {"*.mlp.fc_?.weight": "mlp_in"}), model)
     norms = [
@@ -254,7 +281,8 @@ RESNET_ROLES = {
 
 @pytest.mark.parametrize("L", [1, 2])
 def test_kernels_have_the_fans_of_their_channels(L):
-    # With the roles that it asked for, a ResNet 16 → 64 got lr 1, std 1 and ε 1 on every kernel, and a width of 3.
+    # With the roles that it asked for, a ResNet 16 → 64 got lr 1, std 1 and ε 1 on every kernel,
+    # and a width of 3.
     model, base = ResNet(64, 2 * L), ResNet(16, 2)
     plan = planned_with_fewest_roles(model, base, RESNET_ROLES, inputs=(torch.randn(2, 3, 8, 8),))
     table = {
@@ -277,7 +305,9 @@ def test_kernels_have_the_fans_of_their_channels(L):
 def test_a_patch_embedding_is_no_width():
     # Kernel, class token and positions got ε 1 instead of 1/4: their fans were the last two axes.
     model, base = vit(64), vit(16)
-    plan = planned_with_fewest_roles(model, base, VIT_ROLES, inputs={"pixel_values": torch.randn(1, 3, 8, 8)})
+    plan = planned_with_fewest_roles(
+        model, base, VIT_ROLES, inputs={"pixel_values": torch.randn(1, 3, 8, 8)}
+    )
     assert (plan.target["width"], plan.base["width"]) == (64, 16)
     assert wrong_numbers(plan, model, VIT) == []
 
@@ -328,7 +358,8 @@ HEARD = {"input_features": torch.randn(1, 8, 32), "decoder_input_ids": TOKENS[:1
 
 
 def test_whisper_keeps_its_sinusoids_and_scales_its_second_convolution():
-    # With roles, the frozen sinusoids were drawn anew with std 0.02, and conv2 got lr 1, std 1 instead of 0.25, 0.5.
+    # With roles, the frozen sinusoids were drawn anew with std 0.02, and conv2 got lr 1, std 1
+    # instead of 0.25, 0.5.
     model, base = whisper(64), whisper(16)
     plan = planned_with_fewest_roles(model, base, WHISPER_ROLES, inputs=HEARD)
     found = numbers_of(plan, model)
@@ -337,8 +368,12 @@ def test_whisper_keeps_its_sinusoids_and_scales_its_second_convolution():
     assert differences({name: found[name] for name in wanted}, wanted) == []
     before = snapshot(model)
     made(plan, model)
-    assert torch.equal(model.model.encoder.embed_positions.weight, before["model.encoder.embed_positions.weight"])
-    assert not torch.equal(model.model.decoder.embed_positions.weight, before["model.decoder.embed_positions.weight"])
+    assert torch.equal(
+        model.model.encoder.embed_positions.weight, before["model.encoder.embed_positions.weight"]
+    )
+    assert not torch.equal(
+        model.model.decoder.embed_positions.weight, before["model.decoder.embed_positions.weight"]
+    )
 
 
 def test_lora_keeps_pretrained_weights_and_its_zeros():
@@ -356,7 +391,8 @@ def test_lora_keeps_pretrained_weights_and_its_zeros():
 
 
 def test_low_rank_pairs_get_the_rates_of_a_wide_and_of_a_narrow_fan_in():
-    # Hayou et al. 2024 (LoRA+): rates of 1/n for A, which reads features, and 1 for B, which reads a fixed rank.
+    # Hayou et al. 2024 (LoRA+): rates of 1/n for A, which reads features, and 1 for B, which reads
+    # a fixed rank.
     model, base = lora(64), lora(16)
     found = numbers_of(planned_with_fewest_roles(model, base, LORA_ROLES), model)
     assert {name: (one.lr, one.decay) for name, one in found.items()} == {
@@ -384,7 +420,9 @@ def lora(width):
 
 
 class Modulated(nn.Module):
-    """A block of a diffusion transformer: shift, scale and gate come from the condition, through a matrix of zeros."""
+    """A block of a diffusion transformer: shift, scale and gate come from the condition, through a
+    matrix of zeros.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -431,8 +469,9 @@ IMAGES = (torch.randn(2, 3, 8, 8), torch.tensor([1, 2]))
 
 
 def test_zeros_of_a_diffusion_transformer_stay_zero_and_learn_as_the_matrices_that_they_are():
-    # With the roles that it asked for, adaLN's zeros became N(0, 0.01²) and the frozen sinusoids N(0, 0.02²); the width
-    # was read off the patches' kernel as 3, and every ε but one was 1 instead of 1/4.
+    # With the roles that it asked for, adaLN's zeros became N(0, 0.01²) and the frozen sinusoids
+    # N(0, 0.02²); the width was read off the patches' kernel as 3, and every ε but one was 1
+    # instead of 1/4.
     model, base = Diffusion(64), Diffusion(16)
     plan = planned_with_fewest_roles(model, base, DIFFUSION_ROLES, inputs=IMAGES)
     found = numbers_of(plan, model)
@@ -469,10 +508,14 @@ def test_buffers_and_frozen_weights_stay_as_they_are():
 
 @pytest.mark.parametrize("r", [1, 2, 4])
 def test_plain_dimensions_of_a_model_without_config_keep_its_own_r(r):
-    # At exactly the base's size, keys and values of r = 4 got 1.5: the base was taken to have r = 1.
+    # At exactly the base's size, keys and values of r = 4 got 1.5: the base was taken to have r =
+    # 1.
     model = Decoder(128, 2, r)
     same = mu.plan(model, base={"width": 128, "depth": 2})
-    assert {(one.lr, one.decay, one.eps) for one in numbers_of(same, model).values()} == {(1, 1, 1), (1, 0, 1)}
+    assert {(one.lr, one.decay, one.eps) for one in numbers_of(same, model).values()} == {
+        (1, 1, 1),
+        (1, 0, 1),
+    }
     wider = mu.plan(model, base={"width": 64, "depth": 2})
     found = numbers_of(wider, model)
     keys = {name: one for name, one in found.items() if "k_proj" in name or "v_proj" in name}
@@ -511,11 +554,15 @@ def embedded(plan, model):
 
 
 def test_the_output_scale_of_t5_counts_as_half_of_the_readouts_factor():
-    # With roles, 1/4 went into the decoder's final norm on top of T5's own d^-0.5: logits shrank by 8 instead of 4.
+    # With roles, 1/4 went into the decoder's final norm on top of T5's own d^-0.5: logits shrank by
+    # 8 instead of 4.
     model, base = t5(64), t5(16)
     plan = planned_with_fewest_roles(model, base, T5_ROLES, inputs=TRANSLATED)
     found = numbers_of(plan, model)
-    wanted = {"shared.weight": embedding(4), "decoder.final_layer_norm.weight": vector(4).times(1 / 2)}
+    wanted = {
+        "shared.weight": embedding(4),
+        "decoder.final_layer_norm.weight": vector(4).times(1 / 2),
+    }
     assert differences({name: found[name] for name in wanted}, wanted) == []
     made(plan, model)
     assert gain_of(model.decoder.final_layer_norm, 64) == pytest.approx(1 / 2, rel=1e-5)
@@ -561,12 +608,18 @@ def granite(width, scaling):
 
 
 def test_granite_keeps_its_constants_inside_of_a_wrapper():
-    # Divided by 4 in its own forward pass, the logits of a wrapped Granite were divided by 4 once more.
+    # Divided by 4 in its own forward pass, the logits of a wrapped Granite were divided by 4 once
+    # more.
     model, base = granite(64, scaling=8.0), granite(16, scaling=2.0)
     plain = numbers_of(mu.plan(model, base=base), model)
     model, base = Wrapped(model), Wrapped(base)
     wrapped = numbers_of(mu.plan(model, base=base), model)
-    assert differences({"lm_head.weight": plain["lm_head.weight"]}, {"lm_head.weight": readout(4).times(4)}) == []
+    assert (
+        differences(
+            {"lm_head.weight": plain["lm_head.weight"]}, {"lm_head.weight": readout(4).times(4)}
+        )
+        == []
+    )
     assert {name.removeprefix("net."): one for name, one in wrapped.items()} == plain
 
 
@@ -579,7 +632,9 @@ def test_a_readout_by_the_embeddings_own_weight_is_a_tied_one():
     plan = mu.plan(model, base=base)
     table = {name: one for name, one in PLAIN.items() if name != "lm_head.weight"}
     by_gain = wrong_numbers(plan, model, table | {"norm.*": vector(4).times(1 / 4)}) == []
-    by_hook = wrong_numbers(plan, model, table) == [] and [hook.factor for hook in plan.hooks] == [1 / 4]
+    by_hook = wrong_numbers(plan, model, table) == [] and [hook.factor for hook in plan.hooks] == [
+        1 / 4
+    ]
     assert by_gain or by_hook, wrong_numbers(plan, model, table)
     made(plan, model)
     assert gain_of(model.norm, 64) == pytest.approx(1 / 4, rel=1e-5)
@@ -591,13 +646,20 @@ def test_x_transformers_tie_is_functional_too():
     from x_transformers import TransformerWrapper
 
     def build(width):
-        layers = Layers(dim=width, depth=2, heads=width // 16, attn_dim_head=16, rotary_pos_emb=True)
-        return TransformerWrapper(num_tokens=WORDS, max_seq_len=32, attn_layers=layers, tie_embedding=True)
+        layers = Layers(
+            dim=width, depth=2, heads=width // 16, attn_dim_head=16, rotary_pos_emb=True
+        )
+        return TransformerWrapper(
+            num_tokens=WORDS, max_seq_len=32, attn_layers=layers, tie_embedding=True
+        )
 
     model, base = build(128), build(32)
     plan = planned_with_fewest_roles(model, base, X_ROLES)
     found = numbers_of(plan, model)
-    wanted = {"token_emb.emb.weight": embedding(4), "attn_layers.final_norm.gamma": vector(4).times(1 / 2)}
+    wanted = {
+        "token_emb.emb.weight": embedding(4),
+        "attn_layers.final_norm.gamma": vector(4).times(1 / 2),
+    }
     assert differences({name: found[name] for name in wanted}, wanted) == []
     made(plan, model)
     assert gain_of(model.attn_layers.final_norm, 128) == pytest.approx(1 / 2, rel=1e-5)
@@ -666,7 +728,8 @@ def test_a_branch_output_called_hidden_keeps_the_branchs_factor_or_is_refused():
 
 
 def test_a_norm_behind_a_branch_takes_the_branchs_factor_whatever_it_is_called():
-    # Called a gain, 1/L went into the matrix in front of it, where it does nothing: o_proj got lr 1/8 instead of 1/4.
+    # Called a gain, 1/L went into the matrix in front of it, where it does nothing: o_proj got lr
+    # 1/8 instead of 1/4.
     model, base = Decoder(64, 4, after=Root), Decoder(16, 2, after=Root)
     plan = planned_with_fewest_roles(model, base, {"*.scale": "gain"})
     table = {
@@ -704,9 +767,13 @@ def test_layers_that_share_their_weights_count_as_often_as_they_run():
     found = numbers_of(plan, model)
     group = "albert.encoder.albert_layer_groups.0.albert_layers.0"
     for name in (f"{group}.attention.dense.weight", f"{group}.ffn_output.weight"):
-        assert (found[name].std, found[name].lr, found[name].decay) == pytest.approx((1 / 2, 1 / 2, 2)), name
+        assert (found[name].std, found[name].lr, found[name].decay) == pytest.approx(
+            (1 / 2, 1 / 2, 2)
+        ), name
     for name in (f"{group}.attention.query.weight", f"{group}.ffn.weight"):
-        assert (found[name].std, found[name].lr, found[name].decay) == pytest.approx((1, 1, 1)), name
+        assert (found[name].std, found[name].lr, found[name].decay) == pytest.approx((1, 1, 1)), (
+            name
+        )
     assert (plan.target["depth"], plan.base["depth"]) == (12, 6)
 
 
@@ -724,14 +791,18 @@ def test_a_stream_that_is_normed_after_every_addition_is_warned_of_where_the_dep
     same, deeper = mu.plan(model, base=bert(16, 4)), mu.plan(model, base=bert(16, 2))
     assert set(deeper.warnings) - set(same.warnings)
     llama = [Decoder(64, 4), Decoder(16, 4), Decoder(16, 2)]
-    assert not set(mu.plan(llama[0], base=llama[2]).warnings) - set(mu.plan(llama[0], base=llama[1]).warnings)
+    assert not set(mu.plan(llama[0], base=llama[2]).warnings) - set(
+        mu.plan(llama[0], base=llama[1]).warnings
+    )
 
 
 def test_as_many_words_as_features_change_nothing():
-    # The matrix before BERT's readout was taken for the readout where the vocabulary was as large as the width.
+    # The matrix before BERT's readout was taken for the readout where the vocabulary was as large
+    # as the width.
     usual, equal = bert(64, 2), bert(64, 2, words=64)
     found = [
-        numbers_of(mu.plan(model, base=bert(16, 2, words)), model) for model, words in ((usual, WORDS), (equal, 64))
+        numbers_of(mu.plan(model, base=bert(16, 2, words)), model)
+        for model, words in ((usual, WORDS), (equal, 64))
     ]
     assert found[0] == found[1]
 
@@ -740,7 +811,9 @@ def test_as_many_words_as_features_change_nothing():
 
 
 class Interleaved(nn.Module):
-    """Attention of an unknown class, whose one matrix holds for each group its queries, its key and its value."""
+    """Attention of an unknown class, whose one matrix holds for each group its queries, its key and
+    its value.
+    """
 
     def __init__(self, width: int, heads: int, kv_heads: int, grouped: bool) -> None:
         super().__init__()
@@ -753,7 +826,11 @@ class Interleaved(nn.Module):
         if self.grouped:
             parts = self.qkv(x).unflatten(-1, (self.kv_heads, r + 2, 16)).split((r, 1, 1), dim=-2)
             return self.proj(attend(*(part.flatten(2, 3) for part in parts)))
-        parts = self.qkv(x).unflatten(-1, (-1, 16)).split((self.heads, self.kv_heads, self.kv_heads), dim=-2)
+        parts = (
+            self.qkv(x)
+            .unflatten(-1, (-1, 16))
+            .split((self.heads, self.kv_heads, self.kv_heads), dim=-2)
+        )
         return self.proj(attend(*parts))
 
     def shared_rows(self) -> set[int]:
@@ -769,7 +846,10 @@ class Fused(nn.Module):
         super().__init__()
         heads = width // 16
         self.config = transformers.PretrainedConfig(
-            hidden_size=width, num_attention_heads=heads, num_key_value_heads=heads // r, head_dim=16
+            hidden_size=width,
+            num_attention_heads=heads,
+            num_key_value_heads=heads // r,
+            head_dim=16,
         )
         self.embed = nn.Embedding(WORDS, width)
         self.layers = nn.ModuleList([nn.ModuleDict({"norm": nn.RMSNorm(width)}) for _ in range(2)])
@@ -796,7 +876,8 @@ def effective_rows(plan: mu.Plan, name: str) -> dict[int, float]:
 
 @pytest.mark.parametrize("grouped", [True, False])
 def test_rows_of_keys_and_values_are_those_that_feed_them(grouped):
-    # For an unknown class they were taken as one after the other: half of the factors landed on queries.
+    # For an unknown class they were taken as one after the other: half of the factors landed on
+    # queries.
     model, base = Fused(128, 4, grouped), Fused(128, 1, grouped)
     try:
         plan = mu.plan(model, base=base)

@@ -1,7 +1,8 @@
-"""torchtitan's Llama 3, which `make test` installs beside the rest: see tests/recipes/torchtitan.txt.
+"""torchtitan's Llama 3, which `make test` installs beside the rest: see
+tests/recipes/torchtitan.txt.
 
-Its one matrix for queries, keys and values holds them by group, which no name says. `make test` runs this file once
-more with torchtitan in sight; there a missing piece is a failure.
+Its one matrix for queries, keys and values holds them by group, which no name says. `make test`
+runs this file once more with torchtitan in sight; there a missing piece is a failure.
 """
 
 import importlib
@@ -22,7 +23,9 @@ def _titan():
     if "TORCHTITAN" in os.environ:
         importlib.import_module(name)
     else:
-        pytest.importorskip(name, exc_type=ImportError, reason="run with torchtitan in sight, by make test")
+        pytest.importorskip(
+            name, exc_type=ImportError, reason="run with torchtitan in sight, by make test"
+        )
 
 
 @pytest.mark.parametrize(

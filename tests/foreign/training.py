@@ -1,7 +1,9 @@
-"""What the models are trained on for a few steps: text where they take tokens, and else what the seed makes.
+"""What the models are trained on for a few steps: text where they take tokens, and else what the
+seed makes.
 
-Images are smooth and few. Theory takes updates to be coherent, as they are once a model is much wider than its data
-have directions. Patches of noise, or many images, have more directions than these small models have features.
+Images are smooth and few. Theory takes updates to be coherent, as they are once a model is much
+wider than its data have directions. Patches of noise, or many images, have more directions than
+these small models have features.
 """
 
 from dataclasses import dataclass
@@ -50,7 +52,9 @@ class Speech:
 
     def __call__(self, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        return torch.randn(self.count, self.bands, self.frames, generator=generator), *_text(self.count, 64, seed)
+        return torch.randn(self.count, self.bands, self.frames, generator=generator), *_text(
+            self.count, 64, seed
+        )
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,9 @@ class Diffusion:
 
 
 def _text(count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-    inputs, targets = Batches(open_corpus("python-stdlib"), batch=count, sequence=length, seed=seed).at(0)
+    inputs, targets = Batches(
+        open_corpus("python-stdlib"), batch=count, sequence=length, seed=seed
+    ).at(0)
     return inputs, targets
 
 

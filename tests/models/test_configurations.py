@@ -16,8 +16,9 @@ from mupscale.models import (
 )
 from mupscale.models.budgets import printed_tokens
 
-# name: params and non-embedding params in millions, width, depth, heads, head size, KV heads, r, TPP, tokens,
-# sequences, batch in tokens and in sequences, iterations (the paper, appendix "Model Configurations").
+# name: params and non-embedding params in millions, width, depth, heads, head size, KV heads, r,
+# TPP, tokens, sequences, batch in tokens and in sequences, iterations (the paper, appendix "Model
+# Configurations").
 ROWS = {
     "kvr_1": (125.55, 80.62, 768, 7, 12, 64, 1, 12, 10, 806200000, 98413, 262144, 32, 3075),
     "kvr_2": (126.23, 81.31, 768, 7, 12, 64, 2, 6, 10, 813100000, 99255, 262144, 32, 3102),
@@ -36,20 +37,40 @@ def test_a_row_of_the_paper(name):
     row, printed = table_row(name), ROWS[name]
     assert row.total_parameters / 1e6 == pytest.approx(printed[0], abs=0.005)
     assert row.non_embedding_parameters / 1e6 == pytest.approx(printed[1], abs=0.005)
-    shape = (row.width, row.depth, row.n_heads, row.head_dim, row.n_kv_heads, row.repetitions, row.tokens_per_parameter)
+    shape = (
+        row.width,
+        row.depth,
+        row.n_heads,
+        row.head_dim,
+        row.n_kv_heads,
+        row.repetitions,
+        row.tokens_per_parameter,
+    )
     assert shape == printed[2:9]
     run = row.budget
-    assert (run.tokens, run.sequences, run.batch_tokens, run.batch_sequences, run.iterations) == printed[9:]
+    assert (
+        run.tokens,
+        run.sequences,
+        run.batch_tokens,
+        run.batch_sequences,
+        run.iterations,
+    ) == printed[9:]
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_constant_in_the_text_gives_no_row_of_the_table(name):
-    assert table_row(name, "printed").budget.batch_sequences == math.ceil(0.000733 * math.sqrt(ROWS[name][9]))
+    assert table_row(name, "printed").budget.batch_sequences == math.ceil(
+        0.000733 * math.sqrt(ROWS[name][9])
+    )
     assert table_row(name, "printed").budget.batch_sequences < ROWS[name][12]
 
 
 def test_the_rows_of_the_paper_are_the_ones_said_to_be():
-    of_paper = [one.name for one in CONFIGURATIONS.values() if "2605.15290" in one.source and one.tokens_per_parameter]
+    of_paper = [
+        one.name
+        for one in CONFIGURATIONS.values()
+        if "2605.15290" in one.source and one.tokens_per_parameter
+    ]
     assert of_paper == list(ROWS)
 
 
@@ -79,13 +100,15 @@ def test_our_own_shapes_say_so_and_are_near_the_size_they_are_named_after():
 def test_the_family_for_one_core():
     family = [one.model for name, one in CONFIGURATIONS.items() if name.startswith("cpu_")]
     assert {model.width for model in family} == {32, 64, 96, 128, 192}
-    assert {(model.head_size, model.vocabulary, model.n_heads * 16 == model.width) for model in family} == {
-        (16, 256, True)
-    }
+    assert {
+        (model.head_size, model.vocabulary, model.n_heads * 16 == model.width) for model in family
+    } == {(16, 256, True)}
 
 
 def test_names_that_are_not_known():
-    with pytest.raises(UnknownNameError, match=r"unknown configuration 'kvr_5'\. Did you mean 'kvr_\d+'\?"):
+    with pytest.raises(
+        UnknownNameError, match=r"unknown configuration 'kvr_5'\. Did you mean 'kvr_\d+'\?"
+    ):
         configuration("kvr_5")
     with pytest.raises(UnknownNameError, match=r"Did you mean 'printed'\?"):
         batch_sequences(10**9, "print")

@@ -48,7 +48,9 @@ def with_weights_of(ours: GPT, other: nn.Module, names: dict[str, str]) -> nn.Mo
         renamed[name] = tensor
     for name in other.state_dict():
         if name.endswith("c_attn.weight"):
-            parts = [renamed.pop(name.replace("c_attn", f"attention.{part}_proj")) for part in "qkv"]
+            parts = [
+                renamed.pop(name.replace("c_attn", f"attention.{part}_proj")) for part in "qkv"
+            ]
             renamed[name] = torch.cat(parts).T
         elif name.endswith(("c_proj.weight", "c_fc.weight")):
             renamed[name] = renamed[name].T
@@ -73,7 +75,13 @@ LLAMA = {
     "intermediate_size": 88, "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "pad_token_id": None,
     "bos_token_id": None, "eos_token_id": None, "attn_implementation": "eager", "tie_word_embeddings": False,
 }  # fmt: skip
-LIKE_LLAMA = {"n_kv_heads": 2, "positions": "rope", "norm": "rms", "feed_forward": "swiglu", "d_ff": 88}
+LIKE_LLAMA = {
+    "n_kv_heads": 2,
+    "positions": "rope",
+    "norm": "rms",
+    "feed_forward": "swiglu",
+    "d_ff": 88,
+}
 
 
 class TestAgainstTransformers:
@@ -110,7 +118,9 @@ class TestAgainstTransformers:
         with torch.no_grad():
             for name, parameter in mine.named_parameters():
                 parameter.mul_(10) if "norm" not in name else parameter.normal_(1, 0.1)
-        other = with_weights_of(mine, getattr(transformers, f"{kind}ForCausalLM")(config), LLAMA_NAMES)
+        other = with_weights_of(
+            mine, getattr(transformers, f"{kind}ForCausalLM")(config), LLAMA_NAMES
+        )
         with Exactly():
             logits = other(tokens()).logits
         assert logits.std() > 0.1
@@ -157,7 +167,9 @@ class TestEveryOption:
 
 
 def test_sharing_heads_is_repeating_them():
-    """A model with shared heads is one without whose key and value heads are copies, each beside its like."""
+    """A model with shared heads is one without whose key and value heads are copies, each beside
+    its like.
+    """
     shared, whole = gpt(n_kv_heads=2), gpt()
     weights = shared.state_dict()
     for name in weights:
@@ -173,7 +185,12 @@ def test_multipliers_multiply_what_they_say():
 
     def logits(changes, **config):
         model = gpt(**config)
-        changed = {name: tensor * c for key, c in changes.items() for name, tensor in weights.items() if key in name}
+        changed = {
+            name: tensor * c
+            for key, c in changes.items()
+            for name, tensor in weights.items()
+            if key in name
+        }
         model.load_state_dict(weights | changed)
         return model(tokens())
 
@@ -230,7 +247,9 @@ def test_counts_of_parameters(name):
     model = gpt(**OPTIONS[name])
     config = model.config
     inner = config.n_heads * config.head_size
-    attention = 2 * 32 * inner * (1 + 1 / config.repetitions) + 2 * config.head_size * config.qk_norm
+    attention = (
+        2 * 32 * inner * (1 + 1 / config.repetitions) + 2 * config.head_size * config.qk_norm
+    )
     feed_forward = 32 * config.hidden * (3 if config.feed_forward == "swiglu" else 2)
     non_embedding = 2 * (attention + feed_forward + 2 * 32) + 32 + 61 * 32
     tables = 61 * 32 * (not config.tied) + 16 * 32 * (config.positions == "learned")
@@ -248,7 +267,9 @@ with torch.device("meta"):
     GPT(config)
 print(time.process_time() - start)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert float(result.stdout) < 0.7
 
 
@@ -268,16 +289,20 @@ class TestRefusals:
         ("changes", "error", "message"),
         [
             ({"n_heads": 12, "width": 768, "n_kv_heads": 5}, DimensionError,
-             r"n_heads=12 is not a multiple of n_kv_heads=5. Choose a divisor of 12: 1, 2, 3, 4, 6 or 12\."),
-            ({"n_kv_heads": 8}, DimensionError, r"n_heads=4 is not a multiple of n_kv_heads=8\. Choose a divisor of 4"),
-            ({"n_heads": 5}, DimensionError, r"width=32 is not a multiple of n_heads=5.*Give head_dim, or .* 1, 2, 4"),
+             r"n_heads=12 is not a multiple of n_kv_heads=5. Choose a divisor of 12: 1, 2, 3, 4, 6 "
+             r"or 12\."),
+            ({"n_kv_heads": 8}, DimensionError, r"n_heads=4 is not a multiple of n_kv_heads=8\. "
+                                                r"Choose a divisor of 4"),
+            ({"n_heads": 5}, DimensionError, r"width=32 is not a multiple of n_heads=5.*Give "
+                                             r"head_dim, or .* 1, 2, 4"),
             ({"width": 0}, DimensionError, r"width=0 is not a positive whole number"),
             ({"depth": 2.0}, DimensionError, r"depth=2\.0 is not a positive whole number"),
             ({"context": True}, DimensionError, r"context=True is not"),
             ({"d_ff": -1}, DimensionError, r"d_ff=-1 is not"),
             ({"n_kv_heads": 0}, DimensionError, r"n_kv_heads=0 is not"),
             ({"positions": "rope", "head_dim": 7}, DimensionError, r"head_dim=7 is odd"),
-            ({"positions": "rop"}, UnknownNameError, r"unknown positions 'rop'\. Did you mean 'rope'\?"),
+            ({"positions": "rop"}, UnknownNameError, r"unknown positions 'rop'\. Did you mean "
+                                                     r"'rope'\?"),
             ({"norm": "layernorm"}, UnknownNameError, r"Did you mean 'layer'\?"),
             ({"feed_forward": "relu"}, UnknownNameError, r"Known: gelu, swiglu"),
             ({"attention_scale": "1/sqrt(d)"}, UnknownNameError, r"Did you mean '1/sqrt_d'\?"),

@@ -1,4 +1,6 @@
-"""`read` and `plan` understand the GPT with every option, and its own multipliers are not applied twice."""
+"""`read` and `plan` understand the GPT with every option, and its own multipliers are not applied
+twice.
+"""
 
 import math
 
@@ -20,7 +22,9 @@ def on_meta(**config) -> GPT:
 
 
 def base_of(options):
-    """The base of a model with these options: half as wide, with its heads and the same ratio of its hidden units."""
+    """The base of a model with these options: half as wide, with its heads and the same ratio of
+    its hidden units.
+    """
     smaller = {"d_ff": 44} if "d_ff" in options else {}
     sharing = {"n_kv_heads": 1} if "n_kv_heads" in options else {}
     return BASE | options | smaller | sharing
@@ -45,7 +49,9 @@ class TestReading:
         }
         gated = mu.read(on_meta(**SMALL, feed_forward="swiglu", qk_norm=True)).parameters
         assert gated["blocks.1.mlp.gate_proj.weight"].role == "mlp_in"
-        assert gated["blocks.1.attention.k_norm.weight"].fixed  # all heads share it, so it does not grow
+        assert gated[
+            "blocks.1.attention.k_norm.weight"
+        ].fixed  # all heads share it, so it does not grow
 
     @pytest.mark.parametrize("name", OPTIONS)
     def test_dimensions(self, name):
@@ -54,7 +60,9 @@ class TestReading:
         assert (facts.width, facts.depth, facts.heads) == (32, 2, 4)
         assert (facts.kv_heads, facts.head_dim) == (config.kv_heads, config.head_size)
         assert facts.repetitions == config.repetitions
-        assert facts.parameters["blocks.0.attention.v_proj.weight"].repetitions == config.repetitions
+        assert (
+            facts.parameters["blocks.0.attention.v_proj.weight"].repetitions == config.repetitions
+        )
         assert facts.parameters["blocks.0.attention.q_proj.weight"].inner == 4 * config.head_size
         assert facts.tied_readout == config.tied
         assert facts.final_gain == "final_norm.weight"
@@ -73,13 +81,19 @@ class TestReading:
         assert facts.readout_multiplier == 0.7
         assert facts.settings == {"attention_multiplier": 2 / math.sqrt(8)}
         assert mu.read(on_meta(**SMALL)).settings == {}
-        assert mu.read(on_meta(**SMALL, attention_scale="1/d")).settings == {"attention_multiplier": 1 / 8}
+        assert mu.read(on_meta(**SMALL, attention_scale="1/d")).settings == {
+            "attention_multiplier": 1 / 8
+        }
 
     @pytest.mark.parametrize("name", CONFIGURATIONS)
     def test_named_configurations(self, name):
         config = CONFIGURATIONS[name].model
         facts = mu.read(on_meta(**vars(config)))
-        assert (facts.width, facts.depth, facts.repetitions) == (config.width, config.depth, config.repetitions)
+        assert (facts.width, facts.depth, facts.repetitions) == (
+            config.width,
+            config.depth,
+            config.repetitions,
+        )
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -89,7 +103,9 @@ def test_a_plan_on_the_meta_device_from_a_model_or_its_config(name):
     assert mu.plan(model, base=GPTConfig(**low)) == plan
     hidden = plan.parameters["blocks.1.attention.q_proj.weight"]
     assert hidden.lr == pytest.approx(0.5)
-    assert plan.parameters["blocks.1.attention.o_proj.weight"].folded == pytest.approx(0.5)  # twice as deep
+    assert plan.parameters["blocks.1.attention.o_proj.weight"].folded == pytest.approx(
+        0.5
+    )  # twice as deep
     last = plan.parameters["final_norm.weight" if model.config.tied else "readout.weight"]
     assert last.folded == pytest.approx(0.5)
     assert mu.plan(model, base=model).diff(plan)
@@ -104,7 +120,9 @@ def test_shared_heads_get_the_rate_of_the_paper():
 
 def test_another_head_dim_is_warned_of_unless_scores_are_divided_by_it():
     def warned(**options):
-        plan = mu.plan(on_meta(**SMALL, head_dim=16, **options), base=on_meta(**BASE, head_dim=8, **options))
+        plan = mu.plan(
+            on_meta(**SMALL, head_dim=16, **options), base=on_meta(**BASE, head_dim=8, **options)
+        )
         return any("head_dim differs" in warning for warning in plan.warnings)
 
     assert warned()
@@ -115,15 +133,22 @@ def losses(plan, model):
     plan.initialize_(model, std=0.3, seed=1)
     groups = plan.param_groups(model, lr=0.01, weight_decay=0.1, eps=1e-3)
     clip = lambda: plan.clip_grad_norm_(model, 0.05)  # noqa: E731
-    return torch.tensor(train(model, torch.optim.AdamW(groups), steps=12, before_step=clip), dtype=torch.float64)
+    return torch.tensor(
+        train(model, torch.optim.AdamW(groups), steps=12, before_step=clip), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_multipliers_in_the_constructor_or_folded_or_hooked_are_the_same_training(name):
-    """The base has none. Whatever the model multiplies by, the plan makes up for, or leaves to it."""
+    """The base has none. Whatever the model multiplies by, the plan makes up for, or leaves to
+    it.
+    """
     base = on_meta(**base_of(OPTIONS[name]))
     config = SMALL | OPTIONS[name]
-    asked = {"residual_multiplier": 0.5, "logit_scale": 0.5}  # by the rule, at twice the width and depth
+    asked = {
+        "residual_multiplier": 0.5,
+        "logit_scale": 0.5,
+    }  # by the rule, at twice the width and depth
     found = {}
     for label, own, way in [
         ("folded", {}, "fold"), ("hooked", {}, "hook"), ("constructor", asked, "fold"), ("any", MULTIPLIERS, "fold"),

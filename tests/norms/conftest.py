@@ -19,11 +19,15 @@ def one_thread() -> Iterator[None]:
 def matrix_with() -> MatrixWith:
     """A float64 matrix with the given singular values, and its right singular vectors as rows."""
 
-    def build(rows: int, columns: int, values: Sequence[float], seed: int = 0) -> tuple[Tensor, Tensor]:
+    def build(
+        rows: int, columns: int, values: Sequence[float], seed: int = 0
+    ) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         s = torch.tensor(values[: min(rows, columns)], dtype=torch.float64)
         U = torch.linalg.qr(torch.randn(rows, len(s), generator=generator, dtype=torch.float64)).Q
-        V = torch.linalg.qr(torch.randn(columns, len(s), generator=generator, dtype=torch.float64)).Q
+        V = torch.linalg.qr(
+            torch.randn(columns, len(s), generator=generator, dtype=torch.float64)
+        ).Q
         return (U * s) @ V.mT, V.mT
 
     return build

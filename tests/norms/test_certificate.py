@@ -1,4 +1,6 @@
-"""A warm start can mislead about the largest singular value, and must not; it can help, and must."""
+"""A warm start can mislead about the largest singular value, and must not; it can help, and
+must.
+"""
 
 import pytest
 import torch
@@ -35,7 +37,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("second", [0.5, 0.9, 0.99, 0.997])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_singular_vector_of_a_smaller_value_fools_a_residual_but_not_us(matrix_with, second, dtype):
+def test_the_singular_vector_of_a_smaller_value_fools_a_residual_but_not_us(
+    matrix_with, second, dtype
+):
     W, V = matrix_with(*SHAPE, [1.0, second, *[0.3] * 300])
     W, V = W.to(dtype), V.to(dtype)
     assert naive_power_iteration(W, V[1]) == pytest.approx(second, rel=1e-3)
@@ -44,7 +48,9 @@ def test_the_singular_vector_of_a_smaller_value_fools_a_residual_but_not_us(matr
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_start_that_spans_all_large_singular_vectors_but_the_largest_is_found_out(matrix_with, seed):
+def test_a_start_that_spans_all_large_singular_vectors_but_the_largest_is_found_out(
+    matrix_with, seed
+):
     W, V = matrix_with(*SHAPE, [1.0, *[0.99] * 20, *[0.3] * 300], seed)
     generator = torch.Generator().manual_seed(seed)
     result = spectral_norm(W.float(), "power", start=V[1:17], generator=generator)
@@ -76,7 +82,9 @@ def test_the_bound_contains_the_true_norm_and_the_value_is_below_it(matrix_with)
 
 def test_a_warm_start_saves_applications(matrix_with, monkeypatch):
     W, _ = matrix_with(*SHAPE, [0.97**i for i in range(280)])
-    similar = W + 1e-3 * torch.randn(SHAPE, generator=torch.Generator().manual_seed(1), dtype=W.dtype)
+    similar = W + 1e-3 * torch.randn(
+        SHAPE, generator=torch.Generator().manual_seed(1), dtype=W.dtype
+    )
     before = spectral_norm(W, "power")
     rows = counted(monkeypatch)
     cold = spectral_norm(similar, "power")
@@ -96,7 +104,10 @@ def test_a_flat_spectrum_is_left_to_the_gram_matrix_after_three_rounds(monkeypat
 def test_same_seed_gives_the_same_bits_and_inputs_and_global_randomness_are_left_alone(matrix_with):
     W, V = (M.float() for M in matrix_with(*SHAPE, [0.8**i for i in range(280)]))
     before_W, before_V, state = W.clone(), V.clone(), torch.get_rng_state()
-    results = [spectral_norm(W, "power", start=V[2:4], generator=torch.Generator().manual_seed(7)) for _ in range(2)]
+    results = [
+        spectral_norm(W, "power", start=V[2:4], generator=torch.Generator().manual_seed(7))
+        for _ in range(2)
+    ]
     plain = [spectral_norm(W, "power") for _ in range(2)]
     for one, two in (results, plain):
         assert float(one) == float(two)
@@ -117,8 +128,12 @@ def test_the_result_does_not_share_memory_with_the_input(matrix_with):
             assert torch.equal(W, before)
 
 
-def test_without_a_generator_the_directions_are_those_of_the_matrix_and_of_no_other(matrix_with, monkeypatch):
-    """A start holds what the last call's directions found: were they drawn again, they could not contradict it."""
+def test_without_a_generator_the_directions_are_those_of_the_matrix_and_of_no_other(
+    matrix_with, monkeypatch
+):
+    """A start holds what the last call's directions found: were they drawn again, they could not
+    contradict it.
+    """
     seeds: list[int] = []
     honest = spectral.block_power
 

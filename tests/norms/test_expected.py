@@ -13,7 +13,9 @@ NAMED = ("gaussian", "rademacher", "uniform", "one-hot")
 
 
 def matrix(rows: int = 7, columns: int = 5) -> torch.Tensor:
-    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return torch.randn(
+        rows, columns, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
 
 
 def expected_coordinate(n: int) -> float:
@@ -38,14 +40,19 @@ def test_one_hot_inputs_average_the_columns(p, scale):
     mean = expected_operator_norm(A, distribution="one-hot", p=p, samples=20_000)
     root = rms_operator_norm(A, distribution="one-hot", p=p, samples=20_000)
     assert abs(mean.value - float(columns.mean())) < 4 * mean.standard_error
-    assert abs(root.value - scale * float((columns / scale).square().mean().sqrt())) < 4 * root.standard_error
+    assert (
+        abs(root.value - scale * float((columns / scale).square().mean().sqrt()))
+        < 4 * root.standard_error
+    )
 
 
 @pytest.mark.parametrize("p", [1, 2, 7.5, 1000, math.inf])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_given_inputs_are_averaged_exactly(p, dtype):
     A, X = matrix(), torch.randn(9, 5, generator=torch.Generator().manual_seed(1)).to(dtype)
-    lengths = [torch.linalg.vector_norm(Y.double() / 64, ord=p, dim=1) for Y in (X.double() @ A.mT, X)]
+    lengths = [
+        torch.linalg.vector_norm(Y.double() / 64, ord=p, dim=1) for Y in (X.double() @ A.mT, X)
+    ]
     largest = [Y.double().abs().amax(dim=1) for Y in (X.double() @ A.mT, X)]
     ratios = largest[0] / largest[1] if p == 1000 else lengths[0] / lengths[1]
     found = expected_operator_norm(A, distribution=X, p=p, samples=2)
@@ -108,7 +115,10 @@ def test_a_zero_matrix_has_norm_zero(norm):
 
 def test_same_seed_gives_the_same_bits_and_global_randomness_is_left_alone():
     state = torch.get_rng_state()
-    one, two = (expected_operator_norm(matrix(), generator=torch.Generator().manual_seed(5)) for _ in range(2))
+    one, two = (
+        expected_operator_norm(matrix(), generator=torch.Generator().manual_seed(5))
+        for _ in range(2)
+    )
     other = expected_operator_norm(matrix(), generator=torch.Generator().manual_seed(6))
     assert one == two
     assert one != other
@@ -127,9 +137,17 @@ def test_same_seed_gives_the_same_bits_and_global_randomness_is_left_alone():
         ({"distribution": torch.ones(4, 3)}, DimensionError, r"\(4, 3\).*\(samples, 5\)"),
         ({"distribution": torch.ones(2, 4, 5)}, DimensionError, "Flatten batch and positions"),
         ({"distribution": torch.ones(1, 5)}, OptionError, "samples=1"),
-        ({"distribution": torch.tensor([[1.0] * 5, [0.0] * 5])}, OptionError, "1 of 2 inputs are zero.*Drop"),
+        (
+            {"distribution": torch.tensor([[1.0] * 5, [0.0] * 5])},
+            OptionError,
+            "1 of 2 inputs are zero.*Drop",
+        ),
         ({"distribution": torch.full((2, 5), math.nan)}, ValueError, "distribution: 10 NaN"),
-        ({"distribution": lambda samples, n_in, generator: torch.ones(3, n_in + 1)}, DimensionError, r"\(3, 6\)"),
+        (
+            {"distribution": lambda samples, n_in, generator: torch.ones(3, n_in + 1)},
+            DimensionError,
+            r"\(3, 6\)",
+        ),
     ],
 )
 def test_wrong_options_are_named_with_the_fix(norm, options, error, message):

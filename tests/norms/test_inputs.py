@@ -43,7 +43,9 @@ def test_non_finite_entries_are_counted_in_the_matrix_that_has_them(shape, metho
     stack[1, 2, 0, :2] = float("nan")
     stack[1, 2, 1, 1] = float("-inf")
     entries = shape[0] * shape[1]
-    with pytest.raises(NonFiniteError, match=rf"W\[1, 2\]: 2 NaN and 1 infinite of {entries} entries"):
+    with pytest.raises(
+        NonFiniteError, match=rf"W\[1, 2\]: 2 NaN and 1 infinite of {entries} entries"
+    ):
         spectral_norm(stack, method)
     with pytest.raises(NonFiniteError, match=rf"^W: 2 NaN and 1 infinite of {entries} entries"):
         spectral_norm(stack[1, 2], method)
@@ -77,7 +79,9 @@ def test_start_of_another_shape_is_refused(shape, method):
 
 
 def test_start_is_checked_like_a_matrix():
-    with pytest.raises(DimensionError, match=r"start has shape \(5,\)\. Pass a matrix: start\[None\]"):
+    with pytest.raises(
+        DimensionError, match=r"start has shape \(5,\)\. Pass a matrix: start\[None\]"
+    ):
         spectral_norm(torch.ones(3, 5), start=torch.ones(5))
     with pytest.raises(OptionError, match=r"start is a list"):
         spectral_norm(torch.ones(3, 5), start=[1.0])

@@ -37,8 +37,12 @@ def test_the_expected_norm_of_the_repeated_matrix_does_not_depend_on_repetitions
 @pytest.mark.parametrize("r", REPETITIONS)
 def test_the_spectral_norm_of_the_repeated_matrix_grows_as_one_plus_root_r(r):
     W = key_value_matrix(r)
-    assert float(spectral_norm(repeat(W, r))) / math.sqrt(WIDTH) == pytest.approx(1 + math.sqrt(r), rel=0.04)
-    assert float(spectral_norm(W)) / math.sqrt(WIDTH) == pytest.approx(1 + 1 / math.sqrt(r), rel=0.04)
+    assert float(spectral_norm(repeat(W, r))) / math.sqrt(WIDTH) == pytest.approx(
+        1 + math.sqrt(r), rel=0.04
+    )
+    assert float(spectral_norm(W)) / math.sqrt(WIDTH) == pytest.approx(
+        1 + 1 / math.sqrt(r), rel=0.04
+    )
 
 
 @pytest.mark.parametrize("r", [1, 4, 12])
@@ -46,7 +50,9 @@ def test_the_spread_over_draws_grows_as_root_r_over_2n(r):
     n, draws = 192, 6000
     generator = torch.Generator().manual_seed(r)
     stretches: list[Tensor] = []
-    for _ in range(draws // 500):  # one x for each draw of the matrix: averaging over x would remove the effect
+    for _ in range(
+        draws // 500
+    ):  # one x for each draw of the matrix: averaging over x would remove the effect
         W = repeat(torch.randn(500, n // r, n, generator=generator), r)
         x = torch.randn(500, n, 1, generator=generator)
         stretches.append((W @ x).norm(dim=(1, 2)) / x.norm(dim=(1, 2)))
@@ -63,6 +69,8 @@ def test_a_square_gaussian_stretches_its_worst_input_twice_as_much_as_a_typical_
 @pytest.mark.parametrize("method", ["auto", "power", "gram", "exact"])
 def test_the_sign_of_a_rank_one_matrix_is_coherent(shape, method):
     generator = torch.Generator().manual_seed(0)
-    rank_one = torch.outer(torch.randn(shape[0], generator=generator), torch.randn(shape[1], generator=generator))
+    rank_one = torch.outer(
+        torch.randn(shape[0], generator=generator), torch.randn(shape[1], generator=generator)
+    )
     norm = float(spectral_norm(rank_one.sign().double(), method))
     assert norm == pytest.approx(math.sqrt(shape[0] * shape[1]), rel=1e-12)

@@ -31,7 +31,10 @@ def test_with_head_dim_it_produces_the_keys_that_repeat_kv_produces(r):
 @pytest.mark.parametrize("head_dim", [None, 2])
 def test_a_stack_is_repeated_matrix_by_matrix(head_dim):
     W = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(repeat(W, 2, head_dim=head_dim), torch.stack([repeat(one, 2, head_dim=head_dim) for one in W]))
+    assert torch.equal(
+        repeat(W, 2, head_dim=head_dim),
+        torch.stack([repeat(one, 2, head_dim=head_dim) for one in W]),
+    )
 
 
 @pytest.mark.parametrize("r", [0, -1, 1.5, 2.0, True, "2"])
@@ -42,7 +45,9 @@ def test_repetitions_are_a_positive_integer(r):
 
 @pytest.mark.parametrize("head_dim", [0, 3, 8, -2, 2.0])
 def test_rows_are_heads_times_head_dim(head_dim):
-    with pytest.raises(DimensionError, match=f"4 rows, which is not a multiple of head_dim={head_dim}"):
+    with pytest.raises(
+        DimensionError, match=f"4 rows, which is not a multiple of head_dim={head_dim}"
+    ):
         repeat(torch.ones(4, 2), 2, head_dim=head_dim)
 
 

@@ -61,7 +61,9 @@ def test_agrees_with_the_svd_for_any_matrix(rows, columns, seed, decay, method, 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("scale", [1e-40, 1e-30, 1e-12, 1e12, 1e30, 1e37])
 @pytest.mark.parametrize("shape", [(300, 280), (40, 60)], ids=str)
-def test_entries_that_cannot_be_squared_in_float32_neither_overflow_nor_vanish(matrix_with, shape, scale, method):
+def test_entries_that_cannot_be_squared_in_float32_neither_overflow_nor_vanish(
+    matrix_with, shape, scale, method
+):
     W = (matrix_with(*shape, SPECTRA["geometric"])[0] * scale).float()
     assert float(spectral_norm(W, method)) == pytest.approx(float(exact(W)), rel=1e-3)
 
@@ -69,7 +71,9 @@ def test_entries_that_cannot_be_squared_in_float32_neither_overflow_nor_vanish(m
 @pytest.mark.parametrize("method", METHODS)
 def test_a_norm_beyond_the_largest_number_is_infinite(method):
     assert float(spectral_norm(torch.full((300, 280), 3e38), method)) == math.inf
-    assert float(spectral_norm(torch.full((300, 280), 3e38).double(), method)) == pytest.approx(3e38 * 84000**0.5)
+    assert float(spectral_norm(torch.full((300, 280), 3e38).double(), method)) == pytest.approx(
+        3e38 * 84000**0.5
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -91,7 +95,9 @@ def test_single_precision_start_and_float64_matrix_give_float64_accuracy(matrix_
 @pytest.mark.parametrize("shape", [(300, 270), (40, 60)], ids=str)
 def test_a_stack_gives_the_norm_of_each_matrix(stack, shape, method):
     generator = torch.Generator().manual_seed(1)
-    W = torch.randn(*stack, shape[0], 4, generator=generator) @ torch.randn(*stack, 4, shape[1], generator=generator)
+    W = torch.randn(*stack, shape[0], 4, generator=generator) @ torch.randn(
+        *stack, 4, shape[1], generator=generator
+    )
     W[(0,) * len(stack)] = 0.0
     first = spectral_norm(W, method)
     again = spectral_norm(W, method, start=first.start)

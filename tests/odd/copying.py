@@ -1,4 +1,6 @@
-"""Copies of the model in a folder of a test's own, under a name that no test before has imported."""
+"""Copies of the model in a folder of a test's own, under a name that no test before has
+imported.
+"""
 
 import itertools
 import shutil

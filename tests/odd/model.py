@@ -1,4 +1,5 @@
-"""A small language model written by hand: grouped-query attention, no config, and not one name that is known.
+"""A small language model written by hand: grouped-query attention, no config, and not one name that
+is known.
 
 `mupscale.toml` beside this file says what its parameters are.
 """
@@ -39,8 +40,14 @@ class Talk(nn.Module):
     def __init__(self, width: int, r: int) -> None:
         super().__init__()
         self.r = r
-        self.alpha, self.delta = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-        self.beta, self.gamma = nn.Linear(width, width // r, bias=False), nn.Linear(width, width // r, bias=False)
+        self.alpha, self.delta = (
+            nn.Linear(width, width, bias=False),
+            nn.Linear(width, width, bias=False),
+        )
+        self.beta, self.gamma = (
+            nn.Linear(width, width // r, bias=False),
+            nn.Linear(width, width // r, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self._heads(matrix(x)) for matrix in (self.alpha, self.beta, self.gamma))
@@ -53,7 +60,9 @@ class Talk(nn.Module):
 
 
 class Think(nn.Module):
-    """`tilt` is a gain, but only through its exponential: neither its name nor its use shows what it is."""
+    """`tilt` is a gain, but only through its exponential: neither its name nor its use shows what
+    it is.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -101,7 +110,9 @@ def by_kv_heads(n_kv_heads: int = 2, width: int = 32) -> House:
 
 
 def train(trial) -> dict[str, float]:
-    """A loop of one's own. It says no roles: the plan that the study hands over carries what it was made with."""
+    """A loop of one's own. It says no roles: the plan that the study hands over carries what it was
+    made with.
+    """
     plan = mupscale.Plan.from_json(json.dumps(trial.plan))
     model = build(**trial.variant)
     plan.initialize_(model, std=0.1, seed=trial.seed)

@@ -16,7 +16,9 @@ from mupscale.optim import Lion
 STEPS = 6
 
 
-def paper(weights: list[float], gradients: list[list[float]], lr, beta1, beta2, decay) -> list[float]:
+def paper(
+    weights: list[float], gradients: list[list[float]], lr, beta1, beta2, decay
+) -> list[float]:
     """Algorithm 2 of Chen et al. 2023, one number at a time."""
     thetas, momenta = list(weights), [0.0] * len(weights)
     for g in gradients:
@@ -52,7 +54,9 @@ def test_it_is_the_papers_algorithm(betas, decay):
     optimizer = Lion([W], lr=0.02, betas=betas, weight_decay=decay)
     for gradient in gradients:
         step_(optimizer, [gradient])
-    torch.testing.assert_close(W.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        W.detach(), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-14
+    )
 
 
 def test_every_entry_moves_by_lr_and_one_without_any_gradient_stays():
@@ -152,13 +156,18 @@ def test_a_compiled_model_trains_as_the_bare_one():
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-    assert all(torch.equal(p, q) for p, q in zip(bare.parameters(), inner.parameters(), strict=True))
+    assert all(
+        torch.equal(p, q) for p, q in zip(bare.parameters(), inner.parameters(), strict=True)
+    )
     assert bare(x).square().mean() < before
 
 
 def test_shared_and_plain_tensors_step_alike_in_one_group(mesh):
     whole = [parameter(5, 4), parameter(3)]
-    shared = [nn.Parameter(distribute_tensor(whole[0].detach().clone(), mesh, [Shard(0)])), copy.deepcopy(whole[1])]
+    shared = [
+        nn.Parameter(distribute_tensor(whole[0].detach().clone(), mesh, [Shard(0)])),
+        copy.deepcopy(whole[1]),
+    ]
     optimizers = [Lion(params, lr=0.1, weight_decay=0.1) for params in (whole, shared)]
     for _ in range(STEPS):
         gradients = [torch.randn(5, 4), torch.randn(3)]

@@ -1,4 +1,6 @@
-"""Muon steps each matrix in a tensor as torch.optim.Muon steps that matrix stored alone, bit for bit."""
+"""Muon steps each matrix in a tensor as torch.optim.Muon steps that matrix stored alone, bit for
+bit.
+"""
 
 import copy
 import io
@@ -27,8 +29,13 @@ SETTINGS = [
     {"ns_steps": 3, "ns_coefficients": (3.0, -3.2, 1.2), "eps": 1e-5},
     {"weight_decay": 0.0},
 ]
-# Q and K with 2 heads of 3 rows each, V with 1, interleaved; then the ratios of lr and of weight_decay.
-QKV = (([(0, 3), (7, 10)], 1.0, 1.0), ([(3, 6), (10, 13)], 0.5, 2.0), ([(6, 7), (13, 14)], 3.0, 0.7))
+# Q and K with 2 heads of 3 rows each, V with 1, interleaved; then the ratios of lr and of
+# weight_decay.
+QKV = (
+    ([(0, 3), (7, 10)], 1.0, 1.0),
+    ([(3, 6), (10, 13)], 0.5, 2.0),
+    ([(6, 7), (13, 14)], 3.0, 0.7),
+)
 
 
 def rows(tensor: Tensor, slices) -> Tensor:
@@ -47,10 +54,14 @@ def gradients_for(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) ->
     return [10.0 ** (-step) * torch.randn(shape, dtype=dtype) for step in range(STEPS)]
 
 
-def stepped_by_torch(matrices: list[Tensor], gradients: list[list[Tensor]], groups: list[dict]) -> list[Tensor]:
+def stepped_by_torch(
+    matrices: list[Tensor], gradients: list[list[Tensor]], groups: list[dict]
+) -> list[Tensor]:
     """The matrices after torch's Muon, each with the settings of its own group."""
     params = [nn.Parameter(M.clone(memory_format=torch.contiguous_format)) for M in matrices]
-    optimizer = torch.optim.Muon([{"params": [p], **g} for p, g in zip(params, groups, strict=True)])
+    optimizer = torch.optim.Muon(
+        [{"params": [p], **g} for p, g in zip(params, groups, strict=True)]
+    )
     for each in gradients:
         step_(optimizer, [g.contiguous() for g in each])
     return [p.detach() for p in params]
@@ -73,7 +84,9 @@ def fused_as_separate(W: Tensor, gradients: list[Tensor], blocks, **settings) ->
     ]
     parts = [[rows(T, slices) for slices, _, _ in blocks] for T in (W, *gradients)]
     expected = torch.full_like(W, math.nan)
-    for M, (slices, _, _) in zip(stepped_by_torch(parts[0], parts[1:], groups), blocks, strict=True):
+    for M, (slices, _, _) in zip(
+        stepped_by_torch(parts[0], parts[1:], groups), blocks, strict=True
+    ):
         for (start, stop), piece in zip(slices, M.split([b - a for a, b in slices]), strict=True):
             expected[start:stop] = piece
     return expected
@@ -85,7 +98,9 @@ def _seed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("shape", [(16, 16), (33, 20), (20, 33), (1, 7), (7, 1), (96, 128)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(16, 16), (33, 20), (20, 33), (1, 7), (7, 1), (96, 128)], ids=str
+)
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_a_plain_matrix_steps_as_torchs(settings, shape, dtype):
     W, gradients = torch.randn(shape, dtype=dtype), gradients_for(shape, dtype)
@@ -106,11 +121,15 @@ def test_any_partition_of_the_rows_steps_as_the_blocks_stored_apart(data):
     cuts = sorted(data.draw(st.sets(st.integers(1, 29), max_size=6)))
     slices = data.draw(st.permutations(list(zip([0, *cuts], [*cuts, 30], strict=True))))
     n_blocks = data.draw(st.integers(1, len(slices)))
-    ratios = data.draw(st.lists(st.sampled_from([0.25, 1.0, 3.0]), min_size=2 * n_blocks, max_size=2 * n_blocks))
+    ratios = data.draw(
+        st.lists(st.sampled_from([0.25, 1.0, 3.0]), min_size=2 * n_blocks, max_size=2 * n_blocks)
+    )
     blocks = [(slices[i::n_blocks], *ratios[2 * i : 2 * i + 2]) for i in range(n_blocks)]
     torch.manual_seed(0)
     W, gradients = torch.randn(30, 8), gradients_for((30, 8))
-    assert torch.equal(stepped_by_us(W, gradients, **RATE, blocks=blocks), fused_as_separate(W, gradients, blocks))
+    assert torch.equal(
+        stepped_by_us(W, gradients, **RATE, blocks=blocks), fused_as_separate(W, gradients, blocks)
+    )
 
 
 @pytest.mark.parametrize("out_axis", [1, -1])
@@ -130,13 +149,16 @@ def test_stacked_experts_step_one_by_one(blocks, shape, transposed):
     W, gradients = torch.randn(shape), gradients_for(shape)
     gradients = [g * torch.logspace(0, -3, shape[0])[:, None, None] for g in gradients]
     one = blocks or [([(0, 14)], 1.0, 1.0)]
-    expected = torch.stack([fused_as_separate(W[e], [g[e] for g in gradients], one) for e in range(shape[0])])
+    expected = torch.stack(
+        [fused_as_separate(W[e], [g[e] for g in gradients], one) for e in range(shape[0])]
+    )
     if transposed:
         stored = [g.mT.contiguous() for g in gradients]
         ours = stepped_by_us(W.mT.contiguous(), stored, **RATE, out_axis=2, blocks=blocks).mT
     else:
         ours = stepped_by_us(W, gradients, **RATE, blocks=blocks)
-    # In one batch, products of bfloat16 are added in another order, which now and then changes a last digit.
+    # In one batch, products of bfloat16 are added in another order, which now and then changes a
+    # last digit.
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-3)
     assert (ours == expected).float().mean() > 0.8
 
@@ -145,7 +167,9 @@ def test_stacked_experts_step_one_by_one(blocks, shape, transposed):
 def test_outputs_are_rows_unless_said_otherwise(shape, axes):
     W, gradients = torch.randn(shape), gradients_for(shape)
     expected = stepped_by_us(W, gradients, **RATE)
-    assert all(torch.equal(stepped_by_us(W, gradients, **RATE, out_axis=axis), expected) for axis in axes)
+    assert all(
+        torch.equal(stepped_by_us(W, gradients, **RATE, out_axis=axis), expected) for axis in axes
+    )
 
 
 @pytest.mark.parametrize(("n_out", "n_in"), [(32, 8), (8, 32), (12, 12)])
@@ -157,7 +181,9 @@ def test_the_spectral_adjustment_is_the_root_of_outputs_over_inputs(n_out, n_in,
     group = {"lr": 0.05 * ratio, "weight_decay": 0.3 / ratio}
     (expected,) = stepped_by_torch([W], [[g] for g in gradients], [group])
     stored, axis = ([g.T for g in gradients], 1) if transposed else (gradients, 0)
-    ours = stepped_by_us(W.T if transposed else W, stored, **RATE, adjust_lr_fn="spectral", out_axis=axis)
+    ours = stepped_by_us(
+        W.T if transposed else W, stored, **RATE, adjust_lr_fn="spectral", out_axis=axis
+    )
     torch.testing.assert_close(ours.T if transposed else ours, expected, rtol=1e-6, atol=1e-6)
 
 
@@ -177,8 +203,13 @@ def test_a_gradient_of_zeros_steps_by_the_decay_alone():
 
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_in_bfloat16_the_momentum_is_still_the_mean_of_the_gradients(nesterov):
-    """torch 2.13 divides the buffer by its norm if nesterov is False: pytorch pull request 194664."""
-    W, gradient = nn.Parameter(torch.zeros(6, 4, dtype=torch.bfloat16)), torch.randn(6, 4, dtype=torch.bfloat16)
+    """torch 2.13 divides the buffer by its norm if nesterov is False: pytorch pull request
+    194664.
+    """
+    W, gradient = (
+        nn.Parameter(torch.zeros(6, 4, dtype=torch.bfloat16)),
+        torch.randn(6, 4, dtype=torch.bfloat16),
+    )
     optimizer = Muon([W], nesterov=nesterov, momentum=0.75)
     step_(optimizer, [gradient])
     assert torch.equal(optimizer.state[W]["momentum_buffer"], gradient / 4)
@@ -189,7 +220,9 @@ def test_a_bfloat16_matrix_steps_as_torchs():
     (expected,) = stepped_by_torch([W], [[g] for g in gradients], [RATE])
     assert torch.equal(stepped_by_us(W, gradients, **RATE), expected)
     # torch rounds a sum in bfloat16 once or twice, depending on strides.
-    ours = stepped_by_us(W.T.contiguous(), [g.T.contiguous() for g in gradients], **RATE, out_axis=1)
+    ours = stepped_by_us(
+        W.T.contiguous(), [g.T.contiguous() for g in gradients], **RATE, out_axis=1
+    )
     torch.testing.assert_close(ours.T, expected, rtol=2**-7, atol=2**-10)
 
 
@@ -204,7 +237,9 @@ def test_a_state_of_torchs_muon_loads_and_the_layout_stays():
     assert ours.param_groups[0]["blocks"] == QKV
     assert ours.param_groups[0]["name"] == "wqkv"
     assert ours.param_groups[0]["lr"] == RATE["lr"]
-    assert torch.equal(ours.state[param]["momentum_buffer"], theirs.state_dict()["state"][0]["momentum_buffer"])
+    assert torch.equal(
+        ours.state[param]["momentum_buffer"], theirs.state_dict()["state"][0]["momentum_buffer"]
+    )
     plain = Muon([nn.Parameter(param.detach().clone())])
     plain.load_state_dict(copy.deepcopy(state))
     for gradient in gradients[1:]:
@@ -255,7 +290,9 @@ def test_a_shared_tensor_steps_as_a_plain_one(nesterov, shape, placement, mesh):
     group = {**RATE, "blocks": QKV, "nesterov": nesterov}
     param = nn.Parameter(distribute_tensor(W.clone(), mesh, [placement]))
     optimizer = Muon([{"params": [param], **group}])
-    for cut, gradient in zip([Replicate(), placement, placement, placement], gradients, strict=True):
+    for cut, gradient in zip(
+        [Replicate(), placement, placement, placement], gradients, strict=True
+    ):
         step_(optimizer, [distribute_tensor(gradient, mesh, [cut])])
     assert torch.equal(param.full_tensor(), stepped_by_us(W, gradients, **group))
     assert optimizer.state[param]["momentum_buffer"].placements == (placement,)
@@ -264,16 +301,32 @@ def test_a_shared_tensor_steps_as_a_plain_one(nesterov, shape, placement, mesh):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"lr": math.nan}, OptionError, r"lr=nan is not a finite number ≥ 0\. Give one such as 0\.001"),
+        (
+            {"lr": math.nan},
+            OptionError,
+            r"lr=nan is not a finite number ≥ 0\. Give one such as 0\.001",
+        ),
         ({"lr": -0.1}, OptionError, r"lr=-0\.1"),
-        ({"momentum": -0.5}, OptionError, r"momentum=-0\.5 is not a number from 0 to below 1.*0\.95"),
+        (
+            {"momentum": -0.5},
+            OptionError,
+            r"momentum=-0\.5 is not a number from 0 to below 1.*0\.95",
+        ),
         ({"momentum": 1.0}, OptionError, r"momentum=1\.0"),
         ({"weight_decay": math.inf}, OptionError, r"weight_decay=inf"),
         ({"eps": 0.0}, OptionError, r"eps=0 .*1e-7"),
         ({"ns_steps": 100}, OptionError, r"ns_steps=100 .*0 to 99"),
         ({"ns_steps": 2.5}, OptionError, r"ns_steps=2\.5"),
-        ({"ns_coefficients": (1.0, 2.0)}, OptionError, r"ns_coefficients=\(1\.0, 2\.0\) .*3 finite numbers"),
-        ({"adjust_lr_fn": "spectrall"}, UnknownNameError, r"adjust_lr_fn 'spectrall'.*'spectral'.*original"),
+        (
+            {"ns_coefficients": (1.0, 2.0)},
+            OptionError,
+            r"ns_coefficients=\(1\.0, 2\.0\) .*3 finite numbers",
+        ),
+        (
+            {"adjust_lr_fn": "spectrall"},
+            UnknownNameError,
+            r"adjust_lr_fn 'spectrall'.*'spectral'.*original",
+        ),
         ({"adjust_lr_fn": ["original"]}, UnknownNameError, r"adjust_lr_fn"),
     ],
 )
@@ -288,29 +341,74 @@ def test_wrong_settings_are_refused_with_what_was_got_and_what_is_wanted(options
         ((4,), {}, DimensionError, r"'w' has shape \(4,\).*AdamW"),
         ((), {}, DimensionError, r"'w' has shape \(\)"),
         ((4, 3, 2, 2), {}, DimensionError, r"'w' has shape \(4, 3, 2, 2\).*3 axes"),
-        ((4, 3), {"out_axis": 2}, DimensionError, r"'w' has shape \(4, 3\) and out_axis=2.* 0 \(rows\) or 1"),
+        (
+            (4, 3),
+            {"out_axis": 2},
+            DimensionError,
+            r"'w' has shape \(4, 3\) and out_axis=2.* 0 \(rows\) or 1",
+        ),
         ((4, 3), {"out_axis": -3}, DimensionError, r"out_axis=-3"),
         ((4, 3), {"out_axis": 0.0}, DimensionError, r"out_axis=0\.0"),
         ((5, 4, 3), {"out_axis": 0}, DimensionError, r"out_axis=0.* 1 \(rows\) or 2 \(columns\)"),
-        ((4, 3), {"blocks": [([(0, 3)], 1, 1), ([(2, 4)], 1, 1)]}, OptionError, r"'w': row 2 is in two slices"),
+        (
+            (4, 3),
+            {"blocks": [([(0, 3)], 1, 1), ([(2, 4)], 1, 1)]},
+            OptionError,
+            r"'w': row 2 is in two slices",
+        ),
         (
             (9, 3),
             {"blocks": [([(0, 8)], 1, 1), ([(2, 5), (8, 9)], 1, 1)]},
             OptionError,
             r"rows 2 … 4 are in two slices",
         ),
-        ((8, 3), {"blocks": [([(0, 3)], 1, 1), ([(5, 8)], 1, 1)]}, OptionError, r"rows 3 … 4 are in no slice.*0 … 7"),
+        (
+            (8, 3),
+            {"blocks": [([(0, 3)], 1, 1), ([(5, 8)], 1, 1)]},
+            OptionError,
+            r"rows 3 … 4 are in no slice.*0 … 7",
+        ),
         ((4, 3), {"blocks": [([(0, 3)], 1, 1)]}, OptionError, r"row 3 is in no slice"),
-        ((3, 4), {"blocks": [([(0, 3)], 1, 1)], "out_axis": 1}, OptionError, r"row 3 is in no slice"),
+        (
+            (3, 4),
+            {"blocks": [([(0, 3)], 1, 1)], "out_axis": 1},
+            OptionError,
+            r"row 3 is in no slice",
+        ),
         ((4, 3), {"blocks": []}, OptionError, r"rows 0 … 3 are in no slice"),
-        ((4, 3), {"blocks": [([(0, 5)], 1, 1)]}, OptionError, r"blocks\[0\] has slices=\[\(0, 5\)\].*≤ 4"),
+        (
+            (4, 3),
+            {"blocks": [([(0, 5)], 1, 1)]},
+            OptionError,
+            r"blocks\[0\] has slices=\[\(0, 5\)\].*≤ 4",
+        ),
         ((4, 3), {"blocks": [([(-1, 4)], 1, 1)]}, OptionError, r"slices=\[\(-1, 4\)\]"),
-        ((4, 3), {"blocks": [([(0, 4)], 1, 1), ([(2, 2)], 1, 1)]}, OptionError, r"blocks\[1\] has slices=\[\(2, 2\)\]"),
-        ((4, 3), {"blocks": [([], 1, 1), ([(0, 4)], 1, 1)]}, OptionError, r"blocks\[0\] has slices=\[\]"),
-        ((4, 3), {"blocks": [((0, 4), 1, 1)]}, OptionError, r"slices=\(0, 4\)\. Give \(start, stop\) pairs"),
+        (
+            (4, 3),
+            {"blocks": [([(0, 4)], 1, 1), ([(2, 2)], 1, 1)]},
+            OptionError,
+            r"blocks\[1\] has slices=\[\(2, 2\)\]",
+        ),
+        (
+            (4, 3),
+            {"blocks": [([], 1, 1), ([(0, 4)], 1, 1)]},
+            OptionError,
+            r"blocks\[0\] has slices=\[\]",
+        ),
+        (
+            (4, 3),
+            {"blocks": [((0, 4), 1, 1)]},
+            OptionError,
+            r"slices=\(0, 4\)\. Give \(start, stop\) pairs",
+        ),
         ((4, 3), {"blocks": [([(0, 4)], math.nan, 1)]}, OptionError, r"blocks\[0\] lr_ratio=nan"),
         ((4, 3), {"blocks": [([(0, 4)], 1, -1)]}, OptionError, r"blocks\[0\] decay_ratio=-1"),
-        ((4, 3), {"blocks": [([(0, 4)], 1)]}, OptionError, r"is not \(slices, lr_ratio, decay_ratio\)"),
+        (
+            (4, 3),
+            {"blocks": [([(0, 4)], 1)]},
+            OptionError,
+            r"is not \(slices, lr_ratio, decay_ratio\)",
+        ),
         ((4, 3), {"blocks": 3}, OptionError, r"blocks=3 is not a sequence"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Two ranks that share a tensor step it as one process steps the whole, and speak only if a matrix is cut."""
+"""Two ranks that share a tensor step it as one process steps the whole, and speak only if a matrix
+is cut.
+"""
 
 import os
 import subprocess

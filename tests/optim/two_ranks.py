@@ -1,4 +1,5 @@
-"""One of two ranks: steps tensors that both share, and plain copies of them; run by test_sharding.py.
+"""One of two ranks: steps tensors that both share, and plain copies of them; run by
+test_sharding.py.
 
 python two_ranks.py RANK STORE
 """
@@ -9,7 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from torch.distributed.tensor.debug import CommDebugMode
 
 from mupscale.optim import Lion, Muon
@@ -36,7 +44,9 @@ def calls_while_stepping(
     torch.manual_seed(1)
     plain = nn.Parameter(torch.randn(shape))
     parted = nn.Parameter(shared(plain.detach(), mesh, placement))
-    optimizers = [optimizer([{"params": [p], **group}], lr=0.05, weight_decay=0.3) for p in (plain, parted)]
+    optimizers = [
+        optimizer([{"params": [p], **group}], lr=0.05, weight_decay=0.3) for p in (plain, parted)
+    ]
     calls: list[int] = []
     for cut in gradient_placements:
         plain.grad = torch.randn(shape)
@@ -61,8 +71,15 @@ def main(rank: int, store: str) -> None:
             for shape in ((13, 7), (5, 13, 7), (1, 13, 7)):
                 cuts = [Replicate(), Partial(), placement, placement]
                 calls = calls_while_stepping(optimizer, group, shape, mesh, placement, cuts)
-                whole_matrices = placement == Replicate() or (placement == Shard(0) and len(shape) == 3)
-                assert (calls[-1] == 0) == (optimizer is Lion or whole_matrices), (optimizer, placement, shape, calls)
+                whole_matrices = placement == Replicate() or (
+                    placement == Shard(0) and len(shape) == 3
+                )
+                assert (calls[-1] == 0) == (optimizer is Lion or whole_matrices), (
+                    optimizer,
+                    placement,
+                    shape,
+                    calls,
+                )
     dist.destroy_process_group()
 
 

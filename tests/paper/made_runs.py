@@ -19,15 +19,22 @@ def curve_runs(
     for (rule, member), best in optima.items():
         for seed, rate in itertools.product(SEEDS, rates):
             loss = 2 + 0.1 * (rate - best) ** 2 + 0.01 * (seed - 43) + chance.gauss(0, noise)
-            yield Measurement(rule=rule, member=member, seed=seed, params={"lr": 2.0**rate}, loss=loss, steps=100)
+            yield Measurement(
+                rule=rule, member=member, seed=seed, params={"lr": 2.0**rate}, loss=loss, steps=100
+            )
 
 
 def seen_over(
-    axis: str, positions: Sequence[float], best: Mapping[str, Callable[[float], float]], noise: float = 0.002
+    axis: str,
+    positions: Sequence[float],
+    best: Mapping[str, Callable[[float], float]],
+    noise: float = 0.002,
 ) -> Seen:
     """Rules whose best rate (log2) is a function of log2 of the position."""
     optima = {
-        (rule, Member(label=f"{axis} = {position}", position=position)): function(math.log2(position))
+        (rule, Member(label=f"{axis} = {position}", position=position)): function(
+            math.log2(position)
+        )
         for rule, function in best.items()
         for position in positions
     }

@@ -21,7 +21,9 @@ CPU = experiment.SIZES["cpu"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    tiny = experiment.Size(Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2, 3), steps=1, batch=2, sequence=64)
+    tiny = experiment.Size(
+        Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2, 3), steps=1, batch=2, sequence=64
+    )
     folder = tmp_path_factory.mktemp("adam-epsilon")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "SIZES", {**experiment.SIZES, "cpu": tiny})
@@ -33,11 +35,14 @@ def made(tmp_path_factory):
 
 def checks_of(folder, tiny):
     return {
-        (eps, rule): experiment.recorded_check(folder / f"{eps}-{rule}", tiny.starts) for eps, rule in experiment.CHECKS
+        (eps, rule): experiment.recorded_check(folder / f"{eps}-{rule}", tiny.starts)
+        for eps, rule in experiment.CHECKS
     }
 
 
-def test_a_fixed_epsilon_takes_more_of_the_update_the_wider_the_model_and_a_scaled_one_as_much(made):
+def test_a_fixed_epsilon_takes_more_of_the_update_the_wider_the_model_and_a_scaled_one_as_much(
+    made,
+):
     folder, _, tiny = made
     checks = checks_of(folder, tiny)
 
@@ -51,10 +56,14 @@ def test_a_fixed_epsilon_takes_more_of_the_update_the_wider_the_model_and_a_scal
 
 
 def test_on_the_first_step_theory_from_the_gradient_is_what_the_optimizer_does(made):
-    """At the base both look at the same gradient, one through AdamW's update, the other through g/(|g| + ε)."""
+    """At the base both look at the same gradient, one through AdamW's update, the other through
+    g/(|g| + ε).
+    """
     folder, _, tiny = made
     checks = checks_of(folder, tiny)
-    gradients = experiment._Gradients(experiment.recorded(folder / "gradients.jsonl", tiny.starts), tiny)
+    gradients = experiment._Gradients(
+        experiment.recorded(folder / "gradients.jsonl", tiny.starts), tiny
+    )
     for role in experiment.HIDDEN:
         measured = [row[0] for row in experiment._shares(checks, ("large", "fixed"), role)]
         assert measured == pytest.approx([row[0] for row in gradients.left(role)], rel=0.01)
@@ -71,7 +80,11 @@ def test_the_first_step_is_that_of_torchs_adam():
 
 def test_findings_have_figure_table_and_claims(made):
     _, found, _ = made
-    assert {path.name for path in found.paths} == {"slopes.csv", "adam-epsilon.png", "adam-epsilon.svg"}
+    assert {path.name for path in found.paths} == {
+        "slopes.csv",
+        "adam-epsilon.png",
+        "adam-epsilon.svg",
+    }
     assert all(path.exists() for path in found.paths)
     assert {claim.experiment for claim in found.claims} == {"adam-epsilon"}
     verdicts = {claim.says: claim.verdict for claim in found.claims}
@@ -107,10 +120,15 @@ def test_the_committed_numbers_come_out_again():
         size.family, {"width": (32, 64)}, rule=experiment.RULES["fixed"], seeds=(1, 2), steps=size.steps,
         setup=size.setup("large"), engine=HERE,
     )  # fmt: skip
-    rows = [json.loads(line) for line in (COMMITTED / "large-fixed" / "runs.jsonl").read_text().splitlines()[1:]]
+    rows = [
+        json.loads(line)
+        for line in (COMMITTED / "large-fixed" / "runs.jsonl").read_text().splitlines()[1:]
+    ]
     known = {(row["result"]["width"], row["result"]["seed"]): row["result"] for row in rows}
     for run in again.runs:
-        for new, old in zip(run["series"]["step"], known[run["width"], run["seed"]]["series"]["step"], strict=True):
+        for new, old in zip(
+            run["series"]["step"], known[run["width"], run["seed"]]["series"]["step"], strict=True
+        ):
             assert new == pytest.approx(old, rel=1e-3)
 
 

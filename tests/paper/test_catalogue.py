@@ -1,4 +1,6 @@
-"""The studies that come with the package: what the paper says is in them, what is ours lies below."""
+"""The studies that come with the package: what the paper says is in them, what is ours lies
+below.
+"""
 
 import pytest
 
@@ -6,7 +8,16 @@ from mupscale.errors import UnknownNameError
 from mupscale.paper.catalogue import load, middle_run, over, studies_of
 from mupscale.training.preparation import plan_for
 
-PAPER = {"gqa-ablation", "weight-decay", "horizon", "depth", "kv-factor", "gqa-noise", "muon", "sgd"}
+PAPER = {
+    "gqa-ablation",
+    "weight-decay",
+    "horizon",
+    "depth",
+    "kv-factor",
+    "gqa-noise",
+    "muon",
+    "sgd",
+}
 
 
 def test_every_study_has_the_name_of_its_file():
@@ -42,13 +53,18 @@ def test_the_horizon_is_the_papers():
     assert {run.length.tokens_per_parameter for run in runs} == {20}
 
 
-@pytest.mark.parametrize(("name", "models"), [("gqa-ablation", {"kvr_1"}), ("weight-decay", {"small", "large"})])
+@pytest.mark.parametrize(
+    ("name", "models"), [("gqa-ablation", {"kvr_1"}), ("weight-decay", {"small", "large"})]
+)
 def test_epsilon_comes_out_as_1e_9_over_n_where_a_rule_scales_it(name, models):
     """In the multiplier form: a readout with its 1/n folded in has n times as much."""
     config = load(name, "paper")
     for cell in (cell for cell in config.cells() if cell.label in models):
         run = middle_run(config, cell)
-        found = {p.role: p.eps * (run.optimizer.eps or 0) * p.folded for p in plan_for(run).parameters.values()}
+        found = {
+            p.role: p.eps * (run.optimizer.eps or 0) * p.folded
+            for p in plan_for(run).parameters.values()
+        }
         width = run.model.width if cell.rule in ("complete-p", "gqa-mup") else 256
         assert found["embedding"] == pytest.approx(1e-9 / width)
         if cell.rule in ("complete-p", "gqa-mup"):
@@ -63,12 +79,17 @@ def test_factors_of_the_kv_study_are_those_it_is_about():
     for cell in config.cells():
         run = middle_run(config, cell)
         lr = {p.role: p.lr for p in plan_for(run).parameters.values()}
-        assert lr["key"] / lr["query"] == pytest.approx(wanted[cell.rule_name](run.model.repetitions), rel=1e-12)
+        assert lr["key"] / lr["query"] == pytest.approx(
+            wanted[cell.rule_name](run.model.repetitions), rel=1e-12
+        )
 
 
 def test_a_study_goes_before_what_is_shared():
     shared = {"search": {"method": "grid", "step": 0.5}, "base": {"r": 1}}
-    assert over(shared, {"search": {"step": 1.0}}) == {"search": {"method": "grid", "step": 1.0}, "base": {"r": 1}}
+    assert over(shared, {"search": {"step": 1.0}}) == {
+        "search": {"method": "grid", "step": 1.0},
+        "base": {"r": 1},
+    }
     assert shared["search"]["step"] == 0.5
     assert load("weight-decay", "paper").search.step == load("gqa-ablation", "paper").search.step
 

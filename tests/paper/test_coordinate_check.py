@@ -15,7 +15,9 @@ from mupscale.targets import Family
 @pytest.fixture(scope="module")
 def tiny():
     small = Family("gpt:check,width=96,depth=1,head_dim=32")
-    return dataclasses.replace(experiment.SIZES["cpu"], family=small, seeds=(1, 2), steps=1, sequence=64)
+    return dataclasses.replace(
+        experiment.SIZES["cpu"], family=small, seeds=(1, 2), steps=1, sequence=64
+    )
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +26,18 @@ def made(tiny, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "SIZES", {"cpu": tiny})
         seen: list[tuple[int, int]] = []
-        results = experiment.run("cpu", folder, engine=Local(workers=0), report=lambda *count: seen.append(count))
+        results = experiment.run(
+            "cpu", folder, engine=Local(workers=0), report=lambda *count: seen.append(count)
+        )
     assert seen[-1] == (tiny.runs, tiny.runs) == (36, 36)
     return folder, results
 
 
 def test_three_rules_differ_in_keys_and_values_as_derived(made):
     _, results = made
-    predicted = {name: result.finding("update", "key").predicted for name, result in results.items()}
+    predicted = {
+        name: result.finding("update", "key").predicted for name, result in results.items()
+    }
     assert predicted["gqa-mup"] == pytest.approx(0, abs=1e-4)
     assert predicted["mup"] < -0.2 < 0.05 < predicted["gqa-mup-as-printed"]
     for name, result in results.items():
@@ -63,7 +69,10 @@ def test_the_command_reads_what_is_there(made, tiny, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "SIZES", {"cpu": tiny})
     monkeypatch.setattr("mupscale.checks.check.run_probe", None)
     monkeypatch.setattr(experiment, "save", lambda results, folder: [folder / "table.csv"])
-    assert main(["paper", "coordinate-check", "--output", str(folder), "--workers", "0", "--json"]) == 0
+    assert (
+        main(["paper", "coordinate-check", "--output", str(folder), "--workers", "0", "--json"])
+        == 0
+    )
     data = json.loads(capsys.readouterr().out)
     assert data["files"] == [str(folder / "table.csv")]
     assert {name: check["verdict"] for name, check in data["checks"].items()} == {
@@ -78,7 +87,13 @@ def test_the_papers_size_is_what_it_prints():
         1e-12, 0.02, 1, 1024, 0.0,
     )  # fmt: skip
     shape = size.family(n_kv_heads=3).config
-    assert (shape.width, shape.depth, shape.n_heads, shape.head_size, shape.kv_heads) == (576, 8, 12, 64, 3)
+    assert (shape.width, shape.depth, shape.n_heads, shape.head_size, shape.kv_heads) == (
+        576,
+        8,
+        12,
+        64,
+        3,
+    )
     assert size.setup.betas == (0.9, 0.999)
 
 

@@ -13,7 +13,14 @@ from mupscale.errors import OptionError
 from mupscale.models import GPTConfig
 from mupscale.paper import costs
 from mupscale.paper.catalogue import load
-from mupscale.paper.costs import adaptive_runs, step_seconds, study_cost, study_work, timed_step, training_operations
+from mupscale.paper.costs import (
+    adaptive_runs,
+    step_seconds,
+    study_cost,
+    study_work,
+    timed_step,
+    training_operations,
+)
 from mupscale.studies import StudyConfig
 from mupscale.studies.config import Search
 
@@ -61,7 +68,9 @@ def test_every_search_has_its_number_of_runs(a_second_a_step):
 
 
 def test_the_adaptive_search_takes_what_replays_took(a_second_a_step):
-    """9.8 full runs with one proposal at a time, 11.6 with three: results/benchmarks/search_cost.txt."""
+    """9.8 full runs with one proposal at a time, 11.6 with three:
+    results/benchmarks/search_cost.txt.
+    """
     assert adaptive_runs(with_search(at_once=1)) == math.ceil(9.8)
     assert adaptive_runs(with_search(at_once=3)) == math.ceil(11.6)
     assert adaptive_runs(with_search(tolerance=0.125)) > 2 * adaptive_runs(with_search())
@@ -70,7 +79,9 @@ def test_the_adaptive_search_takes_what_replays_took(a_second_a_step):
 
 
 def test_operations_are_six_for_each_parameter_and_those_of_attention():
-    """kvr_12 for a token, by hand: 7 blocks of 12·768² and the head; causal attention over half of 8192 tokens."""
+    """kvr_12 for a token, by hand: 7 blocks of 12·768² and the head; causal attention over half of
+    8192 tokens.
+    """
     model = GPTConfig(width=768, depth=7, n_heads=12, vocabulary=50304)
     matrices = 7 * 12 * 768**2 + 768 * 50304
     gains = 15 * 768
@@ -107,7 +118,9 @@ def test_few_shapes_are_timed_and_the_rest_lie_between(monkeypatch):
 
 
 def test_a_timed_step_takes_as_long_as_training_does(tmp_path):
-    """Time of the processor, so that other work on the machine does not count. Start and end of a run cancel out."""
+    """Time of the processor, so that other work on the machine does not count. Start and end of a
+    run cancel out.
+    """
     config = StudyConfig.from_dict(SMALL)
     work = study_work(config)[0]
     estimate = step_seconds([work])[0]
@@ -132,7 +145,12 @@ def test_of_a_large_batch_a_part_is_run_and_counts_for_the_whole(monkeypatch):
 
 def test_a_trainer_of_ones_own_is_not_reckoned():
     config = StudyConfig.from_dict(
-        {"name": "own", "rules": ["sp"], "space": {"lr": ["2^-8", "2^-5"]}, "trainer": {"function": "a:b"}}
+        {
+            "name": "own",
+            "rules": ["sp"],
+            "space": {"lr": ["2^-8", "2^-5"]},
+            "trainer": {"function": "a:b"},
+        }
     )
     with pytest.raises(OptionError, match="a trainer of one's own"):
         study_cost(config, 1)

@@ -1,4 +1,6 @@
-"""Decay against learning over the width, in the smallest family that shows it, and the committed numbers again."""
+"""Decay against learning over the width, in the smallest family that shows it, and the committed
+numbers again.
+"""
 
 from pathlib import Path
 
@@ -19,7 +21,9 @@ CPU = experiment.SIZES["cpu"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    tiny = experiment.Size(Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2), steps=3, batch=1, sequence=64)
+    tiny = experiment.Size(
+        Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2), steps=3, batch=1, sequence=64
+    )
     folder = tmp_path_factory.mktemp("decay-balance")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "SIZES", {**experiment.SIZES, "cpu": tiny})
@@ -45,34 +49,47 @@ def test_with_the_rate_lowered_as_decay_is_raised_less_is_learned_and_as_much_de
     folder, _, tiny = made
     seen = seen_in(folder, tiny)
     lowered = experiment.Error(1.0, matched=True)
-    for taken, gained in zip(seen.part(lowered, "taken"), seen.part(lowered, "gained"), strict=True):
+    for taken, gained in zip(
+        seen.part(lowered, "taken"), seen.part(lowered, "gained"), strict=True
+    ):
         assert taken[1] == pytest.approx(taken[0], rel=1e-4)
         assert gained[1] == pytest.approx(gained[0] / 2, rel=0.25)
 
 
 def test_the_first_balance_is_that_of_the_gradient():
     """Adam's first step is g/(|g| + ε), here from a gradient of our own, with torch's own norm."""
-    tiny = experiment.Size(Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2), steps=1, batch=1, sequence=64)
+    tiny = experiment.Size(
+        Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2), steps=1, batch=1, sequence=64
+    )
     job = experiment.Job(tiny.start(64, 1), experiment.Error(0.5), 1)
     found = experiment.train_a_little(job)["roles"]["mlp_in"]["balance"][0]
     model, made = job.start.made()
     cross_entropy_of(model, job.start.batches().at(0)).backward()
     name = next(name for name, one in made.parameters.items() if one.role == "mlp_in")
     weight, gradient = model.get_parameter(name).detach(), model.get_parameter(name).grad
-    learned = torch.linalg.matrix_norm(gradient / (gradient.abs() + 1e-12 * made.parameters[name].eps), ord=2)
+    learned = torch.linalg.matrix_norm(
+        gradient / (gradient.abs() + 1e-12 * made.parameters[name].eps), ord=2
+    )
     decay = experiment.DECAY * made.parameters[name].weight_decay * 2**0.5
     assert decay == pytest.approx(experiment.DECAY * 2 * 2**0.5)
-    assert found == pytest.approx(float(decay * torch.linalg.matrix_norm(weight, ord=2) / learned), rel=2e-3)
+    assert found == pytest.approx(
+        float(decay * torch.linalg.matrix_norm(weight, ord=2) / learned), rel=2e-3
+    )
 
 
 def test_the_parts_of_a_matrix_are_what_adam_without_decay_says():
-    """W_T = D·W_0 − η Σ (1 − ηλ)^(T−1−t) r̂_t, with r̂_t from Adam on the same gradients without decay."""
+    """W_T = D·W_0 − η Σ (1 − ηλ)^(T−1−t) r̂_t, with r̂_t from Adam on the same gradients without
+    decay.
+    """
     generator = torch.Generator().manual_seed(0)
     lr, decay, steps = 0.02, 1.5, 5
     first = torch.randn(12, 8, generator=generator, dtype=torch.float64)
     gradients = [torch.randn(12, 8, generator=generator, dtype=torch.float64) for _ in range(steps)]
     weight, free = torch.nn.Parameter(first.clone()), torch.nn.Parameter(first.clone())
-    decayed, plain = torch.optim.AdamW([weight], lr=lr, weight_decay=decay), torch.optim.Adam([free], lr=lr)
+    decayed, plain = (
+        torch.optim.AdamW([weight], lr=lr, weight_decay=decay),
+        torch.optim.Adam([free], lr=lr),
+    )
     matrix, learned = experiment._Matrix("mlp_in", weight, lr, decay), torch.zeros_like(first)
     for gradient in gradients:
         weight.grad, free.grad = gradient.clone(), gradient.clone()
@@ -88,7 +105,9 @@ def test_the_parts_of_a_matrix_are_what_adam_without_decay_says():
         assert matrix.balances[-1] == pytest.approx(float(expected), rel=2e-3)
     ended = matrix.ended()
     assert ended["taken"] == pytest.approx(1 - (1 - lr * decay) ** steps)
-    assert ended["gained"] == pytest.approx(float(norm(learned, ord=2) / norm(first, ord=2)), rel=2e-3)
+    assert ended["gained"] == pytest.approx(
+        float(norm(learned, ord=2) / norm(first, ord=2)), rel=2e-3
+    )
     assert ended["learned_share"] / ended["initial_share"] == pytest.approx(
         ended["gained"] / (1 - ended["taken"]), rel=1e-6
     )
@@ -96,7 +115,13 @@ def test_the_parts_of_a_matrix_are_what_adam_without_decay_says():
 
 def test_findings_have_figures_table_and_claims(made):
     _, found, _ = made
-    assert {path.name for path in found.paths} == {"slopes.csv", "balance.png", "balance.svg", "parts.png", "parts.svg"}
+    assert {path.name for path in found.paths} == {
+        "slopes.csv",
+        "balance.png",
+        "balance.svg",
+        "parts.png",
+        "parts.svg",
+    }
     verdicts = {claim.says: claim.verdict for claim in found.claims}
     assert len(verdicts) == 5
     assert {claim.experiment for claim in found.claims} == {"decay-balance"}

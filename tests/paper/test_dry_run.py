@@ -1,4 +1,6 @@
-"""Every study that comes with the package would run, as far as that can be told without running it."""
+"""Every study that comes with the package would run, as far as that can be told without running
+it.
+"""
 
 import dataclasses
 
@@ -30,10 +32,15 @@ def test_every_study_would_run(scale, name):
     for cell in config.cells():
         assert sum(line.startswith(f"{cell.name}: ") for line in lines) == 1
     if scale == "paper":
-        assert "corpus: hf:Skylion007/openwebtext by hub:openai-community/gpt2, named and not opened" in lines
+        assert (
+            "corpus: hf:Skylion007/openwebtext by hub:openai-community/gpt2, named and not opened"
+            in lines
+        )
 
 
-@pytest.mark.parametrize(("name", "last"), [("gqa-ablation", "| 33 | 3262"), ("weight-decay", "| 26 | 2497")])
+@pytest.mark.parametrize(
+    ("name", "last"), [("gqa-ablation", "| 33 | 3262"), ("weight-decay", "| 26 | 2497")]
+)
 def test_the_papers_rows_are_printed_and_equal(name, last):
     """One rule is enough: the row is the model's."""
     config = dataclasses.replace(load(name, "paper"), rules=("mup",), rule_space={})
@@ -46,7 +53,9 @@ def test_the_papers_rows_are_printed_and_equal(name, last):
 def ablation(**changes: object) -> StudyConfig:
     config = load("gqa-ablation", "paper")
     tables = {name: {**values, **changes.get(name, {})} for name, values in config.tables.items()}
-    return dataclasses.replace(config, rules=("mup",), rule_space={}, variants=config.variants[:1], tables=tables)
+    return dataclasses.replace(
+        config, rules=("mup",), rule_space={}, variants=config.variants[:1], tables=tables
+    )
 
 
 def test_a_row_that_is_not_as_printed_is_an_error_that_names_the_cell(monkeypatch):
@@ -59,7 +68,9 @@ def test_a_row_that_is_not_as_printed_is_an_error_that_names_the_cell(monkeypatc
 def test_a_batch_that_ranks_cannot_share_is_an_error_that_names_the_cell():
     config = ablation()
     shared = dataclasses.replace(config, engine=dataclasses.replace(config.engine, ranks=2))
-    with pytest.raises(OptionError, match=r"cell mup\.kvr_12: a batch of 33 sequences .* 2 ranks in 11 slices"):
+    with pytest.raises(
+        OptionError, match=r"cell mup\.kvr_12: a batch of 33 sequences .* 2 ranks in 11 slices"
+    ):
         list(validate(shared))
 
 

@@ -1,4 +1,6 @@
-"""The loader of the English text: each entry once, in an order that says nothing about the alphabet."""
+"""The loader of the English text: each entry once, in an order that says nothing about the
+alphabet.
+"""
 
 import gzip
 import subprocess
@@ -11,7 +13,9 @@ import pytest
 from mupscale.data import open_corpus
 from mupscale.paper.english_text import entries, main, shuffled
 
-ENTRIES = [f"Word{k:04d} \\Word\\, n.\n   Meaning {k}.\n\n   2. Another one.".encode() for k in range(2000)]
+ENTRIES = [
+    f"Word{k:04d} \\Word\\, n.\n   Meaning {k}.\n\n   2. Another one.".encode() for k in range(2000)
+]
 HEAD = b"\n00-database-short\n   A dictionary of tests\n\n"
 
 
@@ -24,7 +28,11 @@ def dictionary(folder: Path, name: str) -> Path:
 
 
 def test_entries_keep_their_paragraphs_and_the_head_is_dropped(tmp_path: Path):
-    assert entries(dictionary(tmp_path, "a.dict").read_bytes()) == [*ENTRIES, ENTRIES[3], ENTRIES[7]]
+    assert entries(dictionary(tmp_path, "a.dict").read_bytes()) == [
+        *ENTRIES,
+        ENTRIES[3],
+        ENTRIES[7],
+    ]
 
 
 def test_every_entry_is_there_once_whatever_the_order_it_came_in():
@@ -34,7 +42,9 @@ def test_every_entry_is_there_once_whatever_the_order_it_came_in():
 
 
 def test_what_is_held_out_is_spread_over_the_alphabet():
-    """Uniform ranks have mean 1/2 and sd 1/√12; the last 100 of 2000 in alphabetical order would have 0.975."""
+    """Uniform ranks have mean 1/2 and sd 1/√12; the last 100 of 2000 in alphabetical order would
+    have 0.975.
+    """
     held_out = [ENTRIES.index(entry) / len(ENTRIES) for entry in entries(shuffled(ENTRIES))[-100:]]
     assert np.mean(held_out) == pytest.approx(0.5, abs=4 / np.sqrt(12 * 100))
 
@@ -53,7 +63,10 @@ def test_the_command_writes_a_corpus(
 
 def test_it_runs_as_a_module():
     shown = subprocess.run(
-        [sys.executable, "-m", "mupscale.paper.english_text", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "mupscale.paper.english_text", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "dictionary" in shown.stdout
     assert not shown.stderr

@@ -26,7 +26,9 @@ def test_repetition_raises_the_spectral_norm_and_leaves_the_expected_one(draws):
 
 
 def test_the_spread_of_one_input_grows_with_repetition(draws):
-    """Relative sd of ‖W⊕x‖/‖x‖ over draws is √(r/2n); 200 draws estimate it to 5 %, so 20 % is four of those."""
+    """Relative sd of ‖W⊕x‖/‖x‖ over draws is √(r/2n); 200 draws estimate it to 5 %, so 20 % is four
+    of those.
+    """
     points = {p.r: p for p in summarize(SMALL, draws) if p.norm == "expected"}
     for r in SMALL.repetitions:
         assert points[r].sd == pytest.approx((r / (2 * SMALL.width)) ** 0.5, rel=0.2)
@@ -43,7 +45,9 @@ def test_norms_are_those_of_the_matrix_that_is_really_stacked():
 
 def test_the_same_seed_gives_the_same_draws(draws):
     assert run(SMALL) == draws
-    assert run(Config(width=96, repetitions=(1,), draws=4, seed=1)) != run(Config(width=96, repetitions=(1,), draws=4))
+    assert run(Config(width=96, repetitions=(1,), draws=4, seed=1)) != run(
+        Config(width=96, repetitions=(1,), draws=4)
+    )
 
 
 def test_figure_and_data_are_written_and_written_alike_again(draws, tmp_path):

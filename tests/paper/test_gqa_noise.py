@@ -1,4 +1,6 @@
-"""Spreads over seeds against r, in the smallest model with 12 heads, and the committed numbers again."""
+"""Spreads over seeds against r, in the smallest model with 12 heads, and the committed numbers
+again.
+"""
 
 from pathlib import Path
 
@@ -23,11 +25,20 @@ STUDY, PAPER = catalogue.load("gqa-noise", "cpu"), catalogue.load("gqa-noise", "
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Two r, three seeds, and a study of four rates whose runs are two steps long."""
-    tiny = experiment.Size(Family("gpt:study,depth=1,width=48,head_dim=4"), (1, 2, 3), steps=1, batch=1, sequence=32)
+    tiny = experiment.Size(
+        Family("gpt:study,depth=1,width=48,head_dim=4"), (1, 2, 3), steps=1, batch=1, sequence=32
+    )
     values = STUDY.to_dict()
-    values |= {"seeds": [42, 43, 44], "search": {"method": "grid", "step": 1.0}, "space": {"lr": ["2^-7", "2^-4"]}}
+    values |= {
+        "seeds": [42, 43, 44],
+        "search": {"method": "grid", "step": 1.0},
+        "space": {"lr": ["2^-7", "2^-4"]},
+    }
     values |= {"vary": {"n_kv_heads": [12, 1]}, "length": {"steps": 2, "batch": 1, "warmup": 0}}
-    values |= {"model": {"name": "study", "width": 24, "depth": 1, "head_dim": 2}, "record": {"eval_batches": 1}}
+    values |= {
+        "model": {"name": "study", "width": 24, "depth": 1, "head_dim": 2},
+        "record": {"eval_batches": 1},
+    }
     study = StudyConfig.from_dict(values)
     folder = tmp_path_factory.mktemp("gqa-noise")
     with pytest.MonkeyPatch.context() as patch:
@@ -61,17 +72,25 @@ def test_without_the_study_nothing_is_said_of_optima(halfway):
     assert len(halfway.claims) == 3
 
 
-def test_relative_spreads_are_the_same_under_both_rules_and_absolute_ones_differ_by_the_factor(made, halfway):
+def test_relative_spreads_are_the_same_under_both_rules_and_absolute_ones_differ_by_the_factor(
+    made, halfway
+):
     """Before anything is learned the rules differ in the rate of keys and values alone."""
     folder, tiny, _ = made
-    noises = {(one.quantity, one.rule): one for one in experiment._updates(folder / "updates", tiny)}
+    noises = {
+        (one.quantity, one.rule): one for one in experiment._updates(folder / "updates", tiny)
+    }
     factors = [(1 + r**0.5) / 2 for r in (1, 12)]
     for role in ("key", "value"):
-        relative = [noises[f"update of {role}, relative", rule] for rule in ("complete-p", "gqa-mup")]
+        relative = [
+            noises[f"update of {role}, relative", rule] for rule in ("complete-p", "gqa-mup")
+        ]
         spreads = [[spread.value for spread in one.spreads()] for one in relative]
         assert spreads[1] == pytest.approx(spreads[0], rel=0.02)
         absolute = [noises[f"update of {role}", rule] for rule in ("complete-p", "gqa-mup")]
-        ratios = np.array([s.value for s in absolute[1].spreads()]) / [s.value for s in absolute[0].spreads()]
+        ratios = np.array([s.value for s in absolute[1].spreads()]) / [
+            s.value for s in absolute[0].spreads()
+        ]
         assert ratios == pytest.approx(factors, rel=0.02)
 
 
@@ -85,7 +104,9 @@ def test_the_study_adds_optima_and_losses(made, whole):
     folder, _, _ = made
     assert not any("study" in line for line in whole.lines)
     assert len(whole.claims) == 5
-    wanted = {f"{where}spreads.{kind}" for where in ("", "updates/") for kind in ("csv", "png", "svg")}
+    wanted = {
+        f"{where}spreads.{kind}" for where in ("", "updates/") for kind in ("csv", "png", "svg")
+    }
     assert {path.relative_to(folder).as_posix() for path in whole.paths} == wanted
     assert all(path.stat().st_size for path in whole.paths)
 
@@ -117,7 +138,9 @@ def test_verdicts_are_those_of_the_intervals():
 
     def spread(slope):
         values = noise * np.array([1.0, 4.0, 12.0]) ** slope
-        return experiment.Noise("update of key", "gqa-mup", (1, 4, 12), tuple(map(tuple, values.tolist())))
+        return experiment.Noise(
+            "update of key", "gqa-mup", (1, 4, 12), tuple(map(tuple, values.tolist()))
+        )
 
     assert experiment._grows([spread(1.0)]) == "agrees"
     assert experiment._grows([spread(-1.0)]) == "disagrees"
@@ -135,13 +158,26 @@ def test_an_empty_folder_is_said_to_be_empty(tmp_path):
 
 def test_the_committed_numbers_come_out_again():
     again = coordinate_check(
-        CPU.family, {"n_kv_heads": (12, 1)}, rule="gqa-mup", seeds=(1, 2), steps=CPU.steps, setup=CPU.setup, engine=HERE
+        CPU.family,
+        {"n_kv_heads": (12, 1)},
+        rule="gqa-mup",
+        seeds=(1, 2),
+        steps=CPU.steps,
+        setup=CPU.setup,
+        engine=HERE,
     )
-    known = {(run["r"], run["seed"]): run for run in experiment.recorded_check(COMMITTED / "gqa-mup", CPU.starts).runs}
+    known = {
+        (run["r"], run["seed"]): run
+        for run in experiment.recorded_check(COMMITTED / "gqa-mup", CPU.starts).runs
+    }
     for run in again.runs:
-        # Another processor rounds otherwise, and what Adam divides by small numbers carries that on from step to step.
+        # Another processor rounds otherwise, and what Adam divides by small numbers carries that on
+        # from step to step.
         steps = zip(
-            run["series"]["step"], known[run["r"], run["seed"]]["series"]["step"], (1e-4, 1e-3, 1e-2), strict=True
+            run["series"]["step"],
+            known[run["r"], run["seed"]]["series"]["step"],
+            (1e-4, 1e-3, 1e-2),
+            strict=True,
         )
         for new, old, rounding in steps:
             assert new == pytest.approx(old, rel=rounding)

@@ -1,4 +1,6 @@
-"""The experiment on the key/value factor: what is run, and what is said of runs whose answers are known."""
+"""The experiment on the key/value factor: what is run, and what is said of runs whose answers are
+known.
+"""
 
 import json
 import math
@@ -24,15 +26,26 @@ def key_factor(config, cell) -> float:
 
 def test_the_factors_are_those_of_the_question():
     config = EXPERIMENT.config("cpu")
-    found = {(cell.rule_name, 12 // cell.dimensions["n_kv_heads"]): key_factor(config, cell) for cell in config.cells()}
+    found = {
+        (cell.rule_name, 12 // cell.dimensions["n_kv_heads"]): key_factor(config, cell)
+        for cell in config.cells()
+    }
     for r in (4, 12):
-        wanted = {"complete-p": 1, "gqa-mup": (1 + r**0.5) / 2, "kv-half": 0.5, "kv-sqrt-r": r**0.5, "kv-r": r}
+        wanted = {
+            "complete-p": 1,
+            "gqa-mup": (1 + r**0.5) / 2,
+            "kv-half": 0.5,
+            "kv-sqrt-r": r**0.5,
+            "kv-r": r,
+        }
         assert {rule: found[rule, r] for rule in wanted} == pytest.approx(wanted, rel=1e-15)
 
 
 def test_without_sharing_every_rule_is_the_same_training():
     config = replace(EXPERIMENT.config("cpu"), vary={"n_kv_heads": (12,)})
-    runs = [plan_for(config.run_config(cell, {"lr": 1.0}, 42)).parameters for cell in config.cells()]
+    runs = [
+        plan_for(config.run_config(cell, {"lr": 1.0}, 42)).parameters for cell in config.cells()
+    ]
     values = [[value for p in parameters.values() for value in p.values] for parameters in runs]
     assert all(one == pytest.approx(values[0]) for one in values)
 
@@ -46,21 +59,30 @@ def test_the_base_is_the_cell_of_the_ablation():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Real runs at r = 1, and made ones beside: losses of recorded cells, with bowls in the factor put over them."""
+    """Real runs at r = 1, and made ones beside: losses of recorded cells, with bowls in the factor
+    put over them.
+    """
     place = tmp_path_factory.mktemp("kv") / "kv-factor"
     seeds = (42, 43, 44)  # of the recorded cells
     study = Study.create(replace(EXPERIMENT.config("cpu"), seeds=seeds), place)
     Study.create(replace(EXPERIMENT.base_config("cpu"), seeds=seeds), place / BASE)
-    dense = [json.loads(line) for line in (ROOT / "results/gqa-dense/records.jsonl").read_text().splitlines()[1:]]
+    dense = [
+        json.loads(line)
+        for line in (ROOT / "results/gqa-dense/records.jsonl").read_text().splitlines()[1:]
+    ]
     results = [row["result"] for row in dense if row["result"]["rule"] == "complete-p"]
-    plain = {(one["variant"]["n_kv_heads"], one["seed"], one["params"]["lr"]): one for one in results}
+    plain = {
+        (one["variant"]["n_kv_heads"], one["seed"], one["params"]["lr"]): one for one in results
+    }
     for target in (study, Study.open(place / BASE)):
         _write(target, plain)
     return place
 
 
 def _write(study: Study, plain: dict) -> None:
-    """Each cell takes the recorded runs of its r, and 0.006 nats for each squared octave from f = 1."""
+    """Each cell takes the recorded runs of its r, and 0.006 nats for each squared octave from f =
+    1.
+    """
     lines = [json.dumps({"about": {"study": study.config.identity()}})]
     for cell in study.config.cells():
         offset = math.log2(key_factor(study.config, cell))
@@ -69,7 +91,12 @@ def _write(study: Study, plain: dict) -> None:
             for k in range(9):
                 lr = 2.0 ** (-8 + k / 2)
                 recorded = plain[heads, seed, lr]
-                own = {"cell": cell.name, "rule": cell.rule_name, "number": number, "variant": dict(cell.dimensions)}
+                own = {
+                    "cell": cell.name,
+                    "rule": cell.rule_name,
+                    "number": number,
+                    "variant": dict(cell.dimensions),
+                }
                 result = recorded | own | {"loss": recorded["loss"] + 0.006 * offset**2}
                 lines.append(json.dumps({"job": f"{cell.name}/{number:04d}", "result": result}))
                 number += 1
@@ -79,7 +106,8 @@ def _write(study: Study, plain: dict) -> None:
 def test_findings_answer_both_questions_with_intervals(folder):
     found = EXPERIMENT.exponents("cpu", folder)
     assert found.runs == 11 * 27
-    # The optimum is the same whatever the factor: nothing can bound the first, and the second is f = 1 by making.
+    # The optimum is the same whatever the factor: nothing can bound the first, and the second is f
+    # = 1 by making.
     assert not found.still.gamma.bounded
     assert abs(found.loss.gamma.value) < 0.1
     assert found.loss.gamma.excludes(1)

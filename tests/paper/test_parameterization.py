@@ -32,7 +32,10 @@ def test_all_cells_are_as_derived_but_for_a_row_that_is_called_variance_and_hold
 
 def test_the_misprint_is_the_only_disagreement():
     assert [claim.verdict for claim in claims()] == ["agrees", "agrees", "disagrees", "agrees"]
-    assert claims()[2].seen == "2 of 5 cells equal to what is derived; as standard deviations 5 of 5 cells"
+    assert (
+        claims()[2].seen
+        == "2 of 5 cells equal to what is derived; as standard deviations 5 of 5 cells"
+    )
 
 
 def test_another_formula_is_found(monkeypatch):

@@ -1,4 +1,6 @@
-"""Committed results: they belong to the studies of the package, can be made again, and the table says what they say."""
+"""Committed results: they belong to the studies of the package, can be made again, and the table
+says what they say.
+"""
 
 import shutil
 from pathlib import Path
@@ -22,7 +24,11 @@ RESULTS = Path(__file__).parents[2] / "results"
 def committed() -> list[str]:
     """One name for each study, though two experiments may share it."""
     sweeps = [one for name in EXPERIMENTS if isinstance(one := experiment_named(name), Sweep)]
-    return [one.name for one in sweeps if one.name == one.study and (RESULTS / one.study / "records.jsonl").exists()]
+    return [
+        one.name
+        for one in sweeps
+        if one.name == one.study and (RESULTS / one.study / "records.jsonl").exists()
+    ]
 
 
 @pytest.mark.parametrize("name", committed())
@@ -52,7 +58,9 @@ class Refusing(Local):
         ("gqa-noise", "cpu", "gqa-noise"),
     ],
 )
-def test_todays_experiment_goes_on_from_what_was_recorded(name: str, scale: Scale, folder: str, tmp_path: Path) -> None:
+def test_todays_experiment_goes_on_from_what_was_recorded(
+    name: str, scale: Scale, folder: str, tmp_path: Path
+) -> None:
     shutil.copytree(RESULTS / folder, tmp_path / name)
     experiment_named(name).run(scale, tmp_path / name, Running(Refusing()))
 
@@ -63,16 +71,23 @@ LONG = 500_000
 
 @pytest.mark.parametrize("name", committed())
 def test_a_recorded_run_comes_out_again(name: str, tmp_path: Path) -> None:
-    """The shortest, at the least rate: to the last digit where it was made, elsewhere as far as rounding lets it."""
+    """The shortest, at the least rate: to the last digit where it was made, elsewhere as far as
+    rounding lets it.
+    """
     study = Study.open(RESULTS / name)
-    trial = min((t for t in study.trials if t.loss is not None), key=lambda t: (t.tokens, t.log2_lr, t.seconds))
+    trial = min(
+        (t for t in study.trials if t.loss is not None),
+        key=lambda t: (t.tokens, t.log2_lr, t.seconds),
+    )
     cell = next(one for one in study.config.cells() if one.name == trial.cell)
     waiting = CellRun(study.config, cell, [])
     while (proposed := waiting.next()) is not None and proposed.number != trial.number:
         pass
     assert proposed is not None
     work: dict[str, Any] = assignment(study.config, proposed, str(tmp_path / trial.key))
-    if trial.tokens and trial.tokens > LONG:  # behind one that is far ahead, so that it is stopped as hopeless
+    if (
+        trial.tokens and trial.tokens > LONG
+    ):  # behind one that is far ahead, so that it is stopped as hopeless
         ahead = [[step, loss - 1] for step, loss in trial.curve]
         work["stop"] = reference(ahead, trial.steps or 0).to_dict()
     again = train(work)

@@ -42,7 +42,9 @@ class TestGqaAblation:
         assert verdicts("gqa-ablation", seen)[:2] == ["disagrees", UNDECIDED]
 
     def test_noise_decides_nothing(self) -> None:
-        seen = seen_over("r", (1, 12), {"mup": lambda x: -6 + 0.1 * x, "gqa-mup": lambda x: -6}, noise=0.15)
+        seen = seen_over(
+            "r", (1, 12), {"mup": lambda x: -6 + 0.1 * x, "gqa-mup": lambda x: -6}, noise=0.15
+        )
         assert set(verdicts("gqa-ablation", seen)[:2]) == {UNDECIDED}
 
     def test_runs_are_counted_by_rule(self) -> None:
@@ -80,7 +82,11 @@ class TestDepth:
 
     def test_all_holding_still_disagrees_with_the_first_two(self) -> None:
         best = dict.fromkeys(("beta-1", "beta-1-over-sqrt-L", "complete-p"), lambda x: -6.0)
-        assert verdicts("depth", seen_over("depth", (2, 4, 8, 16), best)) == ["disagrees", "disagrees", "agrees"]
+        assert verdicts("depth", seen_over("depth", (2, 4, 8, 16), best)) == [
+            "disagrees",
+            "disagrees",
+            "agrees",
+        ]
 
 
 class TestHorizon:
@@ -92,7 +98,10 @@ class TestHorizon:
             for rule, proxies in (("mup", mup), ("gqa-mup", gqa))
             for r, value in proxies.items()
         }
-        optima |= {(rule, Member(label="target-r4", position=5000.0)): target for rule in ("mup", "gqa-mup")}
+        optima |= {
+            (rule, Member(label="target-r4", position=5000.0)): target
+            for rule in ("mup", "gqa-mup")
+        }
         runs = list(curve_runs(optima, self.RATES))
         return Seen(analyse(runs, axis="parameters"), runs)
 
@@ -114,14 +123,18 @@ class TestHorizon:
 
 class TestWeightDecay:
     def seen(self, moves: float) -> Seen:
-        """Two parameters on a grid; under mup the best decay moves with size, under complete-p nothing does."""
+        """Two parameters on a grid; under mup the best decay moves with size, under complete-p
+        nothing does.
+        """
         runs = [
             Measurement(
                 rule=rule,
                 member=Member(label=name, position=size),
                 seed=42,
                 params={"lr": 2.0**x, "weight_decay": 2.0**y},
-                loss=2 + 0.1 * (x + 6) ** 2 + 0.05 * (y + 1 - (moves * k if rule == "mup" else 0)) ** 2,
+                loss=2
+                + 0.1 * (x + 6) ** 2
+                + 0.05 * (y + 1 - (moves * k if rule == "mup" else 0)) ** 2,
                 steps=100 * 2**k,
             )
             for rule in ("sp", "mup", "complete-p")
@@ -133,7 +146,9 @@ class TestWeightDecay:
 
     def test_drifts_are_those_put_in_and_tau_follows(self) -> None:
         seen = self.seen(1.0)
-        decay, tau = (drift_over_sizes(seen, "mup", name).estimate for name in ("weight_decay", "tau_epoch"))
+        decay, tau = (
+            drift_over_sizes(seen, "mup", name).estimate for name in ("weight_decay", "tau_epoch")
+        )
         assert decay is not None
         assert tau is not None
         assert decay.value == pytest.approx(1.0, abs=0.05)
@@ -155,7 +170,10 @@ class TestWeightDecay:
                 member=Member(label=name, position=size),
                 seed=42,
                 params={"lr": 2.0**x, "weight_decay": 2.0**y},
-                loss=2 + 0.1 * (x + 6 - k / 2) ** 2 + 0.001 * math.sin(50 * x + y) + (5 if y > -2 else 0),
+                loss=2
+                + 0.1 * (x + 6 - k / 2) ** 2
+                + 0.001 * math.sin(50 * x + y)
+                + (5 if y > -2 else 0),
             )
             for k, (name, size) in enumerate((("small", 1e4), ("medium", 2e4), ("large", 4e4)))
             for x in (-8, -7.2, -6.4, -5.6, -4.8, -4)
@@ -195,7 +213,9 @@ def test_a_rule_without_an_optimum_is_said() -> None:
 
 
 @pytest.mark.parametrize(("step", "found"), [(0.0, "still"), (0.4, "moves")])
-def test_nothing_is_said_of_movement_where_part_of_the_family_has_no_optimum(step: float, found: str) -> None:
+def test_nothing_is_said_of_movement_where_part_of_the_family_has_no_optimum(
+    step: float, found: str
+) -> None:
     """At r = 12 the best rate lies beyond all that were tried."""
     whole = seen_over("r", (1, 2, 4, 12), {"mup": lambda x: -6.5 + step * x})
     assert moved(whole, "mup") == found

@@ -11,7 +11,9 @@ from mupscale.theory import RULES
 from mupscale.training import RunConfig
 
 RESULTS = Path(__file__).parents[2] / "results" / "width"
-STUDIES = {path.parent.name: StudyConfig.load(path) for path in sorted(RESULTS.glob("*/study.toml"))}
+STUDIES = {
+    path.parent.name: StudyConfig.load(path) for path in sorted(RESULTS.glob("*/study.toml"))
+}
 WIDTHS = {"64": 64, "128": 128, "256": 256, "512": 512, "512-at-64": 512}
 
 
@@ -31,7 +33,12 @@ def test_every_width_has_the_same_training_and_the_same_base():
             )  # fmt: skip
             assert run.base_model() == reference.model
             model = run.model
-            assert (model.width, model.n_heads * 16, model.repetitions, model.head_size) == (width, width, 4, 16)
+            assert (model.width, model.n_heads * 16, model.repetitions, model.head_size) == (
+                width,
+                width,
+                4,
+                16,
+            )
             assert model.d_ff == 172 * width // 64
 
 

@@ -14,7 +14,9 @@ VOCABULARY = 61
 
 
 class Exactly(TorchFunctionMode):
-    """Models of transformers take norms and softmax in float32 whatever they are given: here that is float64."""
+    """Models of transformers take norms and softmax in float32 whatever they are given: here that
+    is float64.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.float:
@@ -35,7 +37,12 @@ _COMMON = {
 }
 _GQA = _COMMON | {"num_attention_heads": 4, "num_key_value_heads": 2}
 _BIG = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3}
-_SMALL = {"hidden_size": 16, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+_SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 
 SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # name: (type, settings of the model, what is different in its base)
@@ -43,8 +50,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tied llama": ("llama", _GQA | _BIG | {"tie_word_embeddings": True}, _SMALL),
     "biased llama": ("llama", _GQA | _BIG | {"attention_bias": True, "mlp_bias": True}, _SMALL),
     "olmo2 (post-norm)": ("olmo2", _GQA | _BIG, _SMALL),
-    "gemma2 (tied, post-norm, 1 + gain, scaled embedding)": ("gemma2", _GQA | _BIG | {"head_dim": 8}, _SMALL),
-    "olmo (norms without gains, tied)": ("olmo", _GQA | _BIG | {"tie_word_embeddings": True}, _SMALL),
+    "gemma2 (tied, post-norm, 1 + gain, scaled "
+    "embedding)": ("gemma2", _GQA | _BIG | {"head_dim": 8}, _SMALL),
+    "olmo (norms without gains, "
+    "tied)": ("olmo", _GQA | _BIG | {"tie_word_embeddings": True}, _SMALL),
     "cohere (tied, logit scale)": ("cohere", _GQA | _BIG, _SMALL | {"logit_scale": 0.25}),
     "granite (multipliers)": (
         "granite",
@@ -85,12 +94,18 @@ class Attention(nn.Module):
         if fused:
             self.qkv_proj = nn.Linear(width, sum(sizes), bias=bias)
         else:
-            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, size, bias=bias) for size in sizes)
+            self.q_proj, self.k_proj, self.v_proj = (
+                nn.Linear(width, size, bias=bias) for size in sizes
+            )
         self.o_proj = nn.Linear(heads * 8, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         sizes = [self.heads * 8, self.kv_heads * 8, self.kv_heads * 8]
-        parts = self.qkv_proj(x).split(sizes, -1) if self.fused else (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        parts = (
+            self.qkv_proj(x).split(sizes, -1)
+            if self.fused
+            else (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        )
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).flatten(2))
@@ -102,7 +117,11 @@ class Block(nn.Module):
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn = Attention(width, heads, kv_heads, fused=fused, bias=bias)
         self.mlp = nn.Sequential()
-        self.mlp.fc1, self.mlp.act, self.mlp.fc2 = nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width)
+        self.mlp.fc1, self.mlp.act, self.mlp.fc2 = (
+            nn.Linear(width, 3 * width),
+            nn.GELU(),
+            nn.Linear(3 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm_1(x))
@@ -113,14 +132,23 @@ class Fusable(nn.Module):
     """A transformer whose q, k and v may be one matrix; without a config class."""
 
     def __init__(
-        self, width: int = 32, heads: int = 4, kv_heads: int = 1, depth: int = 2, *, fused: bool, bias: bool = False
+        self,
+        width: int = 32,
+        heads: int = 4,
+        kv_heads: int = 1,
+        depth: int = 2,
+        *,
+        fused: bool,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.config = SimpleNamespace(
             hidden_size=width, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=8
         )
         self.tokens = nn.Embedding(VOCABULARY, width)
-        self.blocks = nn.ModuleList(Block(width, heads, kv_heads, fused=fused, bias=bias) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(width, heads, kv_heads, fused=fused, bias=bias) for _ in range(depth)
+        )
         self.final = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY, bias=False)
 
@@ -143,7 +171,10 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 20, before_step: Callable[[], Any] | None = None
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int = 20,
+    before_step: Callable[[], Any] | None = None,
 ) -> list[float]:
     losses: list[float] = []
     for step in range(steps):

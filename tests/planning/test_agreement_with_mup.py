@@ -1,6 +1,8 @@
-"""Where keys and values are not shared, a plan gives what microsoft/mup gives; where the two differ, by exactly what.
+"""Where keys and values are not shared, a plan gives what microsoft/mup gives; where the two
+differ, by exactly what.
 
-mup keeps the readout's factor in the forward pass (MuReadout), so most of these plans do too: multipliers="hook".
+mup keeps the readout's factor in the forward pass (MuReadout), so most of these plans do too:
+multipliers="hook".
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +26,8 @@ VOCABULARY = 40
 CONTEXT = 8
 HIDDEN = {"layers.*.weight": "hidden"}
 
-# What mup does: it scales lr-coupled decay, which the paper's "vanilla μP" does not, and leaves epsilon alone.
+# What mup does: it scales lr-coupled decay, which the paper's "vanilla μP" does not, and leaves
+# epsilon alone.
 AS_MUP = RULES["mup"].but(decay="scaled")
 
 OPTIMIZERS = {
@@ -54,7 +57,9 @@ class Shape:
 class Perceptron(nn.Module):
     """The MLP of mup's examples, with its first layer as the lookup that it is for tokens."""
 
-    def __init__(self, shape: Shape, readout: type[nn.Linear] = nn.Linear, *, bias: bool = False) -> None:
+    def __init__(
+        self, shape: Shape, readout: type[nn.Linear] = nn.Linear, *, bias: bool = False
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, shape.width)
         self.layers = nn.ModuleList(nn.Linear(shape.width, shape.width) for _ in range(2))
@@ -86,7 +91,10 @@ class Block(nn.Module):
             part(y).unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
-        k, v = (part.repeat_interleave(self.shape.heads // self.shape.kv_heads, dim=1) for part in (k, v))
+        k, v = (
+            part.repeat_interleave(self.shape.heads // self.shape.kv_heads, dim=1)
+            for part in (k, v)
+        )
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o_proj(y.transpose(1, 2).flatten(2))
         return x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
@@ -112,7 +120,9 @@ class Transformer(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model at two shapes. Every dimension that is to scale differs between them, which is how mup finds out."""
+    """A model at two shapes. Every dimension that is to scale differs between them, which is how
+    mup finds out.
+    """
 
     make: Callable[..., nn.Module]
     base: Shape
@@ -123,24 +133,37 @@ class Case:
     def plan(self, optimizer: str, **settings: Any) -> mupscale.Plan:
         settings = {"rule": AS_MUP, "multipliers": "hook"} | settings
         return mupscale.plan(
-            self.make(self.target), base=self.make(self.base), optimizer=optimizer, roles=self.roles, **settings
+            self.make(self.target),
+            base=self.make(self.base),
+            optimizer=optimizer,
+            roles=self.roles,
+            **settings,
         )
 
     def with_base_shapes(self) -> nn.Module:
         """The target as mup wants it. The delta has other dimensions wherever the base may grow."""
         base = self.base
         wider = replace(
-            base, width=2 * base.width, heads=2 * base.heads, kv_heads=2 * base.kv_heads, d_ff=2 * base.d_ff
+            base,
+            width=2 * base.width,
+            heads=2 * base.heads,
+            kv_heads=2 * base.kv_heads,
+            d_ff=2 * base.d_ff,
         )
-        model, base, delta = (self.make(shape, mup.MuReadout) for shape in (self.target, self.base, wider))
+        model, base, delta = (
+            self.make(shape, mup.MuReadout) for shape in (self.target, self.base, wider)
+        )
         return mup.set_base_shapes(model, base, delta=delta)
 
 
-# A ratio of 3, whose root and inverse are no short binary fractions. Width, heads and d_ff grow together.
+# A ratio of 3, whose root and inverse are no short binary fractions. Width, heads and d_ff grow
+# together.
 CASES = {
     "mlp": Case(Perceptron, Shape(32, 4, 4, 128), Shape(96, 12, 12, 384), roles=HIDDEN),
     "transformer": Case(Transformer, Shape(32, 4, 4, 128), Shape(96, 12, 12, 384)),
-    "transformer, the same r = 2 in both": Case(Transformer, Shape(32, 4, 2, 128), Shape(96, 12, 6, 384)),
+    "transformer, the same r = 2 in both": Case(
+        Transformer, Shape(32, 4, 2, 128), Shape(96, 12, 6, 384)
+    ),
 }
 # Width × 3, heads × 6, d_ff × 10.
 UNEVEN = Case(Transformer, Shape(32, 3, 3, 64), Shape(96, 18, 18, 640))
@@ -154,9 +177,13 @@ def groups_by_name(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[s
     return {names[id(p)]: group for group in optimizer.param_groups for p in group["params"]}
 
 
-def their_groups(case: Case, optimizer: str, lr: float = 1.0, weight_decay: float = 1.0) -> dict[str, dict[str, Any]]:
+def their_groups(
+    case: Case, optimizer: str, lr: float = 1.0, weight_decay: float = 1.0
+) -> dict[str, dict[str, Any]]:
     model = case.with_base_shapes()
-    return groups_by_name(model, OPTIMIZERS[optimizer][0](model.parameters(), lr=lr, weight_decay=weight_decay))
+    return groups_by_name(
+        model, OPTIMIZERS[optimizer][0](model.parameters(), lr=lr, weight_decay=weight_decay)
+    )
 
 
 def our_groups(
@@ -173,7 +200,9 @@ def of_all(groups: dict[str, dict[str, Any]], field: str) -> dict[str, float]:
 
 
 def decayed(plan: mupscale.Plan, groups: dict[str, dict[str, Any]]) -> dict[str, float]:
-    return {name: group["weight_decay"] for name, group in groups.items() if plan.parameters[name].drawn}
+    return {
+        name: group["weight_decay"] for name, group in groups.items() if plan.parameters[name].drawn
+    }
 
 
 def to_rounding(values: dict[str, float]) -> Any:
@@ -216,7 +245,9 @@ class TestRatesAndDecay:
     def test_adam_is_steered_by_fan_in_alone_however_the_dimensions_grow(self):
         plan = UNEVEN.plan("adamw")
         mine, theirs = our_groups(UNEVEN, plan), their_groups(UNEVEN, "adamw")
-        assert len(set(of_all(mine, "lr").values())) == 4, "width, heads × head_dim, d_ff and the rest"
+        assert len(set(of_all(mine, "lr").values())) == 4, (
+            "width, heads × head_dim, d_ff and the rest"
+        )
         assert of_all(mine, "lr") == to_rounding(of_all(theirs, "lr"))
         assert decayed(plan, mine) == to_rounding(decayed(plan, theirs))
 
@@ -233,7 +264,9 @@ class TestConventions:
         vectors = [name for name, parameter in plan.parameters.items() if not parameter.drawn]
         assert vectors
         assert {mine[name]["weight_decay"] for name in vectors} == {0.0}
-        assert {theirs[name]["weight_decay"] for name in vectors} == {theirs["tokens.weight"]["weight_decay"]}
+        assert {theirs[name]["weight_decay"] for name in vectors} == {
+            theirs["tokens.weight"]["weight_decay"]
+        }
 
     @every_case
     def test_the_papers_vanilla_mup_does_not_scale_decay_and_mup_does(self, case):
@@ -244,20 +277,28 @@ class TestConventions:
         assert set(decayed(plan, theirs).values()) == {1.0, 3.0}
 
     @pytest.mark.parametrize("case", [*CASES.values(), UNEVEN], ids=[*CASES, "uneven"])
-    def test_decay_inside_adams_gradient_keeps_its_share_of_it_and_mups_grows_with_width(self, case):
-        """MuAdam treats Adam's L2 like AdamW's decay. Gradients shrink like 1/n, so λW must too, relative to that."""
+    def test_decay_inside_adams_gradient_keeps_its_share_of_it_and_mups_grows_with_width(
+        self, case
+    ):
+        """MuAdam treats Adam's L2 like AdamW's decay. Gradients shrink like 1/n, so λW must too,
+        relative to that.
+        """
         plan = case.plan("adam")
         assert plan.decay == "l2"
         mine, theirs = our_groups(case, plan), their_groups(case, "adam")
         ratio = case.target.width / case.base.width
-        assert decayed(plan, mine) == to_rounding({n: value / ratio for n, value in decayed(plan, theirs).items()})
+        assert decayed(plan, mine) == to_rounding(
+            {n: value / ratio for n, value in decayed(plan, theirs).items()}
+        )
         coupled = case.plan("adam", decay="lr_coupled")
         assert decayed(coupled, our_groups(case, coupled)) == to_rounding(decayed(coupled, theirs))
 
     def test_under_sgd_mup_takes_gradients_by_fan_out_and_a_plan_by_the_embedding_width(self):
-        """mup has entries of 1/fan_out, a plan 1/n: one and the same while d_ff and heads grow in proportion to n.
+        """mup has entries of 1/fan_out, a plan 1/n: one and the same while d_ff and heads grow in
+        proportion to n.
 
-        Where they do not, a first matrix (into heads or d_ff) and its bias differ by how much faster those grow.
+        Where they do not, a first matrix (into heads or d_ff) and its bias differ by how much
+        faster those grow.
         """
         plan = UNEVEN.plan("sgd")
         mine, theirs = our_groups(UNEVEN, plan), their_groups(UNEVEN, "sgd")
@@ -287,7 +328,9 @@ class TestDisagreements:
         assert of_all(our_groups(case, case.plan("sgd")), "lr") == to_rounding(of_all(theirs, "lr"))
 
     def test_a_gain_over_one_head_does_not_grow_and_keeps_its_rate(self):
-        """All heads share it, so that its gradient adds up over them: H · 1/n, of the same size at every width."""
+        """All heads share it, so that its gradient adds up over them: H · 1/n, of the same size at
+        every width.
+        """
 
         def make(shape: Shape, readout: type[nn.Linear] = nn.Linear) -> nn.Module:
             model = Transformer(shape, readout)
@@ -318,7 +361,9 @@ class TestInitialization:
     @staticmethod
     @torch.no_grad()
     def std(init: Callable[[Tensor], Any], tensor: Tensor) -> float:
-        """The std that a tensor is drawn with: what it holds, over standard normal numbers of the same seed."""
+        """The std that a tensor is drawn with: what it holds, over standard normal numbers of the
+        same seed.
+        """
         torch.manual_seed(0)
         init(tensor)
         torch.manual_seed(0)
@@ -332,20 +377,28 @@ class TestInitialization:
         narrow = mup.set_base_shapes(case.make(case.base, mup.MuReadout).double(), None)
         for name, parameter in case.plan("adamw").parameters.items():
             if parameter.drawn:
-                factor = self.std(draw, wide.get_parameter(name)) / self.std(draw, narrow.get_parameter(name))
+                factor = self.std(draw, wide.get_parameter(name)) / self.std(
+                    draw, narrow.get_parameter(name)
+                )
                 assert parameter.init_std == pytest.approx(factor, rel=1e-12), name
 
     @every_case
     def test_what_set_base_shapes_makes_of_torchs_own_initialization(self, case):
-        """torch draws linear layers with 1/√fan_in, the readout too: mup multiplies that by √(n/n_base), to stay put.
+        """torch draws linear layers with 1/√fan_in, the readout too: mup multiplies that by
+        √(n/n_base), to stay put.
 
-        Biases of linear layers, drawn by torch, are multiplied likewise; a plan starts them at zero.
+        Biases of linear layers, drawn by torch, are multiplied likewise; a plan starts them at
+        zero.
         """
         torch.manual_seed(0)
         scaled = case.with_base_shapes().state_dict()
         torch.manual_seed(0)
         plain = case.make(case.target, mup.MuReadout).state_dict()
-        growth = {name: float(scaled[name].norm() / plain[name].norm()) for name in plain if plain[name].any()}
+        growth = {
+            name: float(scaled[name].norm() / plain[name].norm())
+            for name in plain
+            if plain[name].any()
+        }
         assert growth["readout.weight"] == pytest.approx(3**0.5, rel=1e-6)
         for name, parameter in case.plan("adamw").parameters.items():
             torchs = 1.0 if parameter.role in ("embedding", "position") else (1 / 3) ** 0.5
@@ -368,7 +421,9 @@ class TestFolding:
     @pytest.mark.parametrize("optimizer", TRAINED)
     @every_case
     def test_a_plain_linear_readout_trains_as_mu_readout_does(self, case, optimizer, multipliers):
-        """Loss for loss, in float64. Gains and biases are not decayed, and Adam has no L2: see the conventions."""
+        """Loss for loss, in float64. Gains and biases are not decayed, and Adam has no L2: see the
+        conventions.
+        """
         plan, settings = case.plan(optimizer, multipliers=multipliers), TRAINED[optimizer]
         make_theirs, make_mine = OPTIMIZERS[optimizer]
         torch.manual_seed(0)
@@ -381,22 +436,27 @@ class TestFolding:
         expected = losses(theirs, make_theirs(without_decay_of_vectors(theirs), **settings))
         momentum = {"momentum": settings["momentum"]} if "momentum" in settings else {}
         tuned = {key: value for key, value in settings.items() if key not in momentum}
-        assert losses(mine, make_mine(plan.param_groups(mine, **tuned), **momentum)) == pytest.approx(
-            expected, abs=1e-12
-        )
+        assert losses(
+            mine, make_mine(plan.param_groups(mine, **tuned), **momentum)
+        ) == pytest.approx(expected, abs=1e-12)
         assert expected[-1] < expected[0] - 0.1
 
 
 def without_decay_of_vectors(model: nn.Module) -> list[dict[str, Any]]:
     vectors = [p for p in model.parameters() if p.ndim < 2]
-    return [{"params": [p for p in model.parameters() if p.ndim == 2]}, {"params": vectors, "weight_decay": 0.0}]
+    return [
+        {"params": [p for p in model.parameters() if p.ndim == 2]},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
 
 
 def losses(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 8) -> list[float]:
     tokens = torch.randint(VOCABULARY, (4, CONTEXT + 1), generator=torch.Generator().manual_seed(1))
     seen: list[float] = []
     for _ in range(steps):
-        loss = functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss = functional.cross_entropy(
+            model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -423,7 +483,9 @@ class TestLlama:
     """A model that nobody wrote for mup."""
 
     BASE, GROWING, FIXED = (64, 4, 2), (256, 16, 8), (256, 16, 2)
-    """(width, heads, key/value heads): r = 2, the same r, and the same key/value heads, so r = 8."""
+    """(width, heads, key/value heads): r = 2, the same r, and the same key/value heads, so r =
+    8.
+    """
 
     def test_mup_asks_for_another_readout_and_a_plan_does_not(self):
         with pytest.raises(AssertionError, match="lm_head has infinite fan-in and finite fan-out"):
@@ -434,7 +496,9 @@ class TestLlama:
 
     def test_mup_has_no_place_for_a_fixed_number_of_kv_heads_and_a_plan_has(self):
         with pytest.raises(AssertionError, match="k_proj has infinite fan-in and finite fan-out"):
-            mup.set_base_shapes(with_mu_readout(llama(*self.FIXED)), with_mu_readout(llama(*self.BASE)))
+            mup.set_base_shapes(
+                with_mu_readout(llama(*self.FIXED)), with_mu_readout(llama(*self.BASE))
+            )
         plan = mupscale.plan(llama(*self.FIXED), base=llama(*self.BASE))
         assert any("stays at 2" in warning for warning in plan.warnings)
         for name in ("k_proj", "v_proj"):
@@ -442,10 +506,14 @@ class TestLlama:
             assert key.lr == float((1 + root(8)) / (1 + root(2)) / 4)
 
     def test_with_the_readout_replaced_and_the_same_r_both_agree(self):
-        theirs = mup.set_base_shapes(with_mu_readout(llama(*self.GROWING)), with_mu_readout(llama(*self.BASE)))
+        theirs = mup.set_base_shapes(
+            with_mu_readout(llama(*self.GROWING)), with_mu_readout(llama(*self.BASE))
+        )
         plan = mupscale.plan(llama(*self.GROWING), base=llama(*self.BASE), multipliers="hook")
         groups = groups_by_name(theirs, mup.MuAdamW(theirs.parameters(), lr=1.0, weight_decay=1.0))
-        assert {name: p.lr for name, p in plan.parameters.items()} == to_rounding(of_all(groups, "lr"))
+        assert {name: p.lr for name, p in plan.parameters.items()} == to_rounding(
+            of_all(groups, "lr")
+        )
         mine = {name: p.weight_decay for name, p in plan.parameters.items() if p.drawn}
         assert mine == to_rounding(decayed(plan, groups))
 
@@ -475,7 +543,9 @@ class TestSharedKeysAndValues:
 
     @pytest.mark.parametrize(("width", "heads", "r"), SHARED)
     def test_sgd_has_root_r_less_and_no_width(self, width, heads, r):
-        plan = mupscale.plan(llama(width, heads, heads // r), base=llama(256, 4, 4), optimizer="sgd")
+        plan = mupscale.plan(
+            llama(width, heads, heads // r), base=llama(256, 4, 4), optimizer="sgd"
+        )
         for parameter in (plan.parameters[self.KEY], plan.parameters[self.VALUE]):
             assert parameter.lr == float((1 + root(r)) / (2 * root(r)))
 

@@ -1,4 +1,5 @@
-"""Two ranks plan, draw and train as one process does, whether parameters are copied (DDP) or sharded (FSDP2).
+"""Two ranks plan, draw and train as one process does, whether parameters are copied (DDP) or
+sharded (FSDP2).
 
 pytest starts this file itself as each of the two ranks: python test_distributed.py RANK FOLDER
 """
@@ -18,7 +19,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 import mupscale
 
@@ -55,7 +63,11 @@ COMMON: dict[str, Any] = {
 # name: the model's class, its config, and that of its base
 MODELS: dict[str, tuple[type[PreTrainedModel], PreTrainedConfig, PreTrainedConfig]] = {
     "llama": (LlamaForCausalLM, llama(64, layers=3), llama(32, layers=2)),
-    "phi3": (Phi3ForCausalLM, phi3(64, kv_heads=1), phi3(32, kv_heads=2)),  # r = 4 from r = 1: rows are hooked
+    "phi3": (
+        Phi3ForCausalLM,
+        phi3(64, kv_heads=1),
+        phi3(32, kv_heads=2),
+    ),  # r = 4 from r = 1: rows are hooked
 }
 
 
@@ -68,22 +80,31 @@ def copied(kind: type[PreTrainedModel], config: PreTrainedConfig, plan: mupscale
     return model
 
 
-def drawn_then_sharded(kind: type[PreTrainedModel], config: PreTrainedConfig, plan: mupscale.Plan) -> nn.Module:
+def drawn_then_sharded(
+    kind: type[PreTrainedModel], config: PreTrainedConfig, plan: mupscale.Plan
+) -> nn.Module:
     model = kind(config)
     plan.initialize_(model, std=STD, seed=1)
     return sharded(model)
 
 
-def sharded_then_drawn(kind: type[PreTrainedModel], config: PreTrainedConfig, plan: mupscale.Plan) -> nn.Module:
+def sharded_then_drawn(
+    kind: type[PreTrainedModel], config: PreTrainedConfig, plan: mupscale.Plan
+) -> nn.Module:
     return _drawn_in_place(sharded(_on_meta(kind, config)), plan)
 
 
-def sharded_by_columns(kind: type[PreTrainedModel], config: PreTrainedConfig, plan: mupscale.Plan) -> nn.Module:
+def sharded_by_columns(
+    kind: type[PreTrainedModel], config: PreTrainedConfig, plan: mupscale.Plan
+) -> nn.Module:
     model = _on_meta(kind, config)
     return _drawn_in_place(sharded(model, shard_placement_fn=_last_axis_if_even), plan)
 
 
-WAYS = {way.__name__: way for way in (copied, drawn_then_sharded, sharded_then_drawn, sharded_by_columns)}
+WAYS = {
+    way.__name__: way
+    for way in (copied, drawn_then_sharded, sharded_then_drawn, sharded_by_columns)
+}
 
 
 def sharded(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
@@ -114,21 +135,40 @@ def _drawn_in_place(model: PreTrainedModel, plan: mupscale.Plan) -> PreTrainedMo
 
 
 def report(model: nn.Module, plan: mupscale.Plan, *, resumes: bool) -> dict[str, Any]:
-    """Groups, first weights, losses and gradient norms of a short run, with the optimizer restored on the way."""
+    """Groups, first weights, losses and gradient norms of a short run, with the optimizer restored
+    on the way.
+    """
     start = {name.removeprefix("module."): whole(p) for name, p in model.named_parameters()}
-    local_rows = {name: p.to_local().shape[0] for name, p in model.named_parameters() if isinstance(p, DTensor)}
+    local_rows = {
+        name: p.to_local().shape[0]
+        for name, p in model.named_parameters()
+        if isinstance(p, DTensor)
+    }
     batches = [batch(step) for step in range(STEPS_BEFORE_RESUMING + STEPS_AFTER)]
     optimizer = torch.optim.AdamW(plan.param_groups(model, **TUNED))
     assert "weights" in plan.verify(optimizer, model=model, std=STD, **TUNED).checked
-    steps = [train_step(model, optimizer, plan, tokens) for tokens in batches[:STEPS_BEFORE_RESUMING]]
+    steps = [
+        train_step(model, optimizer, plan, tokens) for tokens in batches[:STEPS_BEFORE_RESUMING]
+    ]
     plan.verify(optimizer, **TUNED)
     if resumes:
         optimizer = restored(optimizer, model, plan)
         plan.verify(optimizer, **TUNED)
-    steps += [train_step(model, optimizer, plan, tokens) for tokens in batches[STEPS_BEFORE_RESUMING:]]
+    steps += [
+        train_step(model, optimizer, plan, tokens) for tokens in batches[STEPS_BEFORE_RESUMING:]
+    ]
     losses, norms = zip(*steps, strict=True)
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return {"groups": groups, "start": start, "losses": losses, "norms": norms, "local_rows": local_rows}
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    return {
+        "groups": groups,
+        "start": start,
+        "losses": losses,
+        "norms": norms,
+        "local_rows": local_rows,
+    }
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -157,7 +197,9 @@ def train_step(
     return mean.item(), norm.item()
 
 
-def restored(optimizer: torch.optim.Optimizer, model: nn.Module, plan: mupscale.Plan) -> torch.optim.Optimizer:
+def restored(
+    optimizer: torch.optim.Optimizer, model: nn.Module, plan: mupscale.Plan
+) -> torch.optim.Optimizer:
     fresh = torch.optim.AdamW(plan.param_groups(model, **TUNED | {"lr": 1.0}))
     fresh.load_state_dict(optimizer.state_dict())
     return fresh
@@ -169,7 +211,9 @@ def planned(name: str) -> mupscale.Plan:
 
 
 def planned_while_sharded(name: str) -> tuple[str, bool]:
-    """What differs in a plan that is made of a sharded model, and whether that model runs afterwards."""
+    """What differs in a plan that is made of a sharded model, and whether that model runs
+    afterwards.
+    """
     kind, config, base = MODELS[name]
     model = sharded(kind(config))
     difference = str(mupscale.plan(model, base=base).diff(planned(name)))
@@ -236,7 +280,9 @@ def test_weights_are_drawn_as_by_one_process_to_the_last_bit(name, alone, ranks,
     for rank in ranks:
         start = rank[f"{name} {way}"]["start"]
         assert list(start) == list(alone["start"])
-        assert [key for key, weight in start.items() if not torch.equal(weight, alone["start"][key])] == []
+        assert [
+            key for key, weight in start.items() if not torch.equal(weight, alone["start"][key])
+        ] == []
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -253,7 +299,9 @@ def test_these_runs_have_hooked_rows_and_shards_of_unequal_size(ranks):
     assert not planned("llama").hooks
     assert {hook.where for hook in planned("phi3").hooks} == {"rows"}
     for name in MODELS:
-        rows = [rank[f"{name} sharded_then_drawn"]["local_rows"]["lm_head.weight"] for rank in ranks]
+        rows = [
+            rank[f"{name} sharded_then_drawn"]["local_rows"]["lm_head.weight"] for rank in ranks
+        ]
         assert rows == [33, 32]
 
 

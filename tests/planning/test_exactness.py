@@ -1,4 +1,6 @@
-"""Folding, hooking and fusing are the same training: losses in float64 agree over 20 steps, and only if done right."""
+"""Folding, hooking and fusing are the same training: losses in float64 agree over 20 steps, and
+only if done right.
+"""
 
 import pytest
 import torch
@@ -10,7 +12,10 @@ from tests.planning.models import SETTINGS, Fusable, batch, loss_of, model_and_b
 OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1, "eps": 1e-3}),
     "adam": (torch.optim.Adam, {"lr": 0.01, "weight_decay": 1e-3, "eps": 1e-3}),
-    "momentum": (lambda groups: torch.optim.SGD(groups, momentum=0.9), {"lr": 0.1, "weight_decay": 1e-3}),
+    "momentum": (
+        lambda groups: torch.optim.SGD(groups, momentum=0.9),
+        {"lr": 0.1, "weight_decay": 1e-3},
+    ),
 }
 
 
@@ -48,7 +53,9 @@ def test_folded_and_hooked_models_have_the_same_losses(name, optimizer):
     assert losses["fold"].std() > 1e-3  # it did train
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2 (tied, biases, transposed, fused)", "olmo2 (post-norm)"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2 (tied, biases, transposed, fused)", "olmo2 (post-norm)"]
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_clipping_by_the_stored_gradients_is_another_training(name, optimizer):
     make, values = OPTIMIZERS[optimizer]
@@ -63,12 +70,16 @@ def test_forgetting_epsilon_is_another_training():
     model, base = model_and_base("llama")
     plan = mu.plan(model, base=base)
     right = trained(model, plan, make, values)
-    assert difference(right, trained(model, plan, make, values, change=lambda _: {"eps": 1e-3})) > 1e-5
+    assert (
+        difference(right, trained(model, plan, make, values, change=lambda _: {"eps": 1e-3})) > 1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["tied llama", "olmo2 (post-norm)"])
 def test_a_factor_that_is_left_out_is_another_training(name):
-    """Without its place in a norm's gain, the factor of a tied readout or a post-norm branch would be lost."""
+    """Without its place in a norm's gain, the factor of a tied readout or a post-norm branch would
+    be lost.
+    """
     make, values = OPTIMIZERS["adamw"]
     model, base = model_and_base(name)
     plan = mu.plan(model, base=base)
@@ -93,7 +104,10 @@ class TestFusedAgainstSeparate:
         decay = "lr_coupled" if optimizer == "adamw" else "independent"
         return models, {
             fused: mu.plan(
-                models[fused], base=Fusable(16, 2, 2, 1, fused=fused, bias=bias), optimizer=optimizer, decay=decay
+                models[fused],
+                base=Fusable(16, 2, 2, 1, fused=fused, bias=bias),
+                optimizer=optimizer,
+                decay=decay,
             )
             for fused in models
         }
@@ -106,7 +120,9 @@ class TestFusedAgainstSeparate:
             for k, block in enumerate(models[True].blocks):
                 rows = plans[True].parameters[f"blocks.{k}.attn.qkv_proj.weight"].rows
                 separate = models[False].blocks[k].attn
-                for part, row in zip((separate.q_proj, separate.k_proj, separate.v_proj), rows, strict=True):
+                for part, row in zip(
+                    (separate.q_proj, separate.k_proj, separate.v_proj), rows, strict=True
+                ):
                     start, stop = row.slices[0]
                     part.weight.copy_(block.attn.qkv_proj.weight[start:stop] * row.multiplier)
 
@@ -125,7 +141,9 @@ class TestFusedAgainstSeparate:
                         group["eps"] /= c
             optimizer_ = make(groups)
             clip = lambda plan=plans[fused], model=model: plan.clip_grad_norm_(model, 0.05)  # noqa: E731
-            result.append(torch.tensor(train(model, optimizer_, before_step=clip), dtype=torch.float64))
+            result.append(
+                torch.tensor(train(model, optimizer_, before_step=clip), dtype=torch.float64)
+            )
         return c, *result
 
     def test_the_same_losses(self, optimizer, bias):

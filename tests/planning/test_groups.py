@@ -29,7 +29,10 @@ class TestGroups:
         counts = set()
         for depth in (2, 9):
             model = hugging_face("llama", num_hidden_layers=depth, **common)
-            plan = mu.plan(model, base=hugging_face("llama", num_hidden_layers=1, **(common | {"hidden_size": 16})))
+            plan = mu.plan(
+                model,
+                base=hugging_face("llama", num_hidden_layers=1, **(common | {"hidden_size": 16})),
+            )
             groups = plan.param_groups(model, lr=0.1, weight_decay=0.1)
             counts.add(len(groups))
             held = [id(p) for group in groups for p in group["params"]]
@@ -42,7 +45,9 @@ class TestGroups:
 
     def test_have_base_times_factor_and_the_start_of_a_schedule(self, llama):
         model, plan = planned(llama)
-        for group in plan.param_groups(model, lr=0.01, weight_decay=0.2, eps=1e-6, betas=(0.8, 0.9)):
+        for group in plan.param_groups(
+            model, lr=0.01, weight_decay=0.2, eps=1e-6, betas=(0.8, 0.9)
+        ):
             for name, tensor in zip(group["param_names"], group["params"], strict=True):
                 p = plan.parameters[name]
                 assert model.get_parameter(name) is tensor
@@ -78,20 +83,36 @@ class TestGroups:
         assert decay["model.layers.0.self_attn.k_proj.weight"] == 0
         assert decay["model.layers.0.self_attn.v_proj.weight"] > 0
 
-    @pytest.mark.parametrize("number", [torch.tensor(0.25), torch.tensor([0.25]), numpy.float32(0.25)], ids=repr)
+    @pytest.mark.parametrize(
+        "number", [torch.tensor(0.25), torch.tensor([0.25]), numpy.float32(0.25)], ids=repr
+    )
     def test_a_tensor_is_a_number(self, llama, number):
         """As torch's own optimizers take one; it was refused as "not a number"."""
         model, plan = planned(llama)
-        expected = plan.param_groups(model, lr={"default": 0.25, "key": 0.25}, weight_decay=0.25, eps=0.25)
-        groups = plan.param_groups(model, lr={"default": number, "key": number}, weight_decay=number, eps=number)
+        expected = plan.param_groups(
+            model, lr={"default": 0.25, "key": 0.25}, weight_decay=0.25, eps=0.25
+        )
+        groups = plan.param_groups(
+            model, lr={"default": number, "key": number}, weight_decay=number, eps=number
+        )
         for one, other in zip(groups, expected, strict=True):
-            assert all(one[key] == other[key] and type(one[key]) is float for key in ("lr", "weight_decay", "eps"))
+            assert all(
+                one[key] == other[key] and type(one[key]) is float
+                for key in ("lr", "weight_decay", "eps")
+            )
         plan.initialize_(model, std=number, seed=0)
         assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.25, rel=0.1)
         plan.verify(torch.optim.AdamW(groups), lr=number, weight_decay=number, eps=number)
 
     @pytest.mark.parametrize(
-        "bad", [torch.tensor([0.1, 0.1]), torch.tensor(1j), torch.tensor(True), torch.zeros((), device="meta")], ids=str
+        "bad",
+        [
+            torch.tensor([0.1, 0.1]),
+            torch.tensor(1j),
+            torch.tensor(True),
+            torch.zeros((), device="meta"),
+        ],
+        ids=str,
     )
     def test_a_tensor_that_is_not_one_number(self, llama, bad):
         model, plan = planned(llama)
@@ -107,7 +128,11 @@ class TestGroups:
             ({"lr": -1}, OptionError, "lr: -1"),
             ({"lr": float("nan")}, OptionError, "lr: nan"),
             ({"lr": "0.1"}, OptionError, "lr: '0.1'"),
-            ({"lr": 0.1, "weight_decay": {"default": 0.1, "gain": 0.1}}, OptionError, "do not decay"),
+            (
+                {"lr": 0.1, "weight_decay": {"default": 0.1, "gain": 0.1}},
+                OptionError,
+                "do not decay",
+            ),
             ({"lr": 0.1, "optimizer": "muon"}, UnknownNameError, "muon"),
         ],
     )
@@ -124,7 +149,9 @@ class TestGroups:
 
     def test_of_another_model_are_refused(self, llama):
         model, plan = planned(llama)
-        with pytest.raises(PlanMismatchError, match=r"another model: this one has no lm_head\.weight"):
+        with pytest.raises(
+            PlanMismatchError, match=r"another model: this one has no lm_head\.weight"
+        ):
             plan.param_groups(nn.Linear(2, 2), lr=0.1)
         with pytest.raises(PlanMismatchError, match=r"\(61, 16\) here and \(61, 32\)"):
             plan.param_groups(self.shrunk(model), lr=0.1)
@@ -135,7 +162,9 @@ class TestGroups:
         return other
 
     def test_independent_decay_does_not_pass_through_the_rate(self, llama):
-        """As in Loshchilov & Hutter's algorithm: the schedule multiplies both, the rate only the step."""
+        """As in Loshchilov & Hutter's algorithm: the schedule multiplies both, the rate only the
+        step.
+        """
         model, plan = planned(llama, decay="independent")
         plan.initialize_(model, std=0.02, seed=0)
         optimizer = torch.optim.AdamW(plan.param_groups(model, lr=0.01, weight_decay=0.003))
@@ -155,8 +184,12 @@ class TestMuon:
         model, plan = planned(llama, optimizer="muon")
         with pytest.raises(OptionError, match="adamw and muon together"):
             plan.param_groups(model, lr=0.1)
-        muon = torch.optim.Muon(plan.param_groups(model, lr=0.02, weight_decay=0.1, optimizer="muon"))
-        adamw = torch.optim.AdamW(plan.param_groups(model, lr=0.01, weight_decay=0.1, optimizer="adamw"))
+        muon = torch.optim.Muon(
+            plan.param_groups(model, lr=0.02, weight_decay=0.1, optimizer="muon")
+        )
+        adamw = torch.optim.AdamW(
+            plan.param_groups(model, lr=0.01, weight_decay=0.1, optimizer="adamw")
+        )
         held = [id(p) for o in (muon, adamw) for group in o.param_groups for p in group["params"]]
         assert sorted(held) == sorted(id(p) for p in model.parameters())
         plan.verify(muon, lr=0.02, weight_decay=0.1)
@@ -174,7 +207,11 @@ class TestMuon:
 
     @pytest.mark.parametrize(
         ("kind", "adjustment"),
-        [("muon", "original"), ("muon-match-rms", "match_rms_adamw"), ("muon-spectral", "spectral")],
+        [
+            ("muon", "original"),
+            ("muon-match-rms", "match_rms_adamw"),
+            ("muon-spectral", "spectral"),
+        ],
     )
     def test_the_groups_say_how_steps_are_lengthened(self, llama, kind, adjustment):
         model, plan = planned(llama, optimizer=kind)
@@ -212,10 +249,14 @@ class TestMuon:
                 copy_fused(start, model)
             kind = mu.optim.Muon if fused else torch.optim.Muon
             options = {"split_rows": True} if fused else {}
-            muon = kind(plan.param_groups(model, lr=0.02, weight_decay=0.5, optimizer="muon", **options))
+            muon = kind(
+                plan.param_groups(model, lr=0.02, weight_decay=0.5, optimizer="muon", **options)
+            )
             adamw = torch.optim.AdamW(plan.param_groups(model, lr=0.01, optimizer="adamw"))
             losses.append([step_both(model, muon, adamw, step) for step in range(5)])
-        torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-5, atol=1e-5
+        )
 
 
 def copy_fused(source, target):
@@ -267,15 +308,20 @@ class TestVerification:
         optimizer = torch.optim.AdamW(plan.param_groups(model, lr=0.01))
         optimizer.param_groups[0]["lr"] *= 0.5
         with pytest.raises(
-            PlanMismatchError, match=r"\(embedding\+gain\): lr is at 0\.5 of its start, the others are at 1"
+            PlanMismatchError,
+            match=r"\(embedding\+gain\): lr is at 0\.5 of its start, the others are at 1",
         ):
             plan.verify(optimizer)
 
     def test_sees_what_another_run_has_left(self, llama):
-        """The state of an optimizer with one value for all has as many groups, and none of the plan's values."""
+        """The state of an optimizer with one value for all has as many groups, and none of the
+        plan's values.
+        """
         model, plan = planned(llama)
         groups = plan.param_groups(model, lr=0.01, weight_decay=0.1)
-        flat = torch.optim.AdamW([{**group, "lr": 0.01, "initial_lr": 0.01, "weight_decay": 0.1} for group in groups])
+        flat = torch.optim.AdamW(
+            [{**group, "lr": 0.01, "initial_lr": 0.01, "weight_decay": 0.1} for group in groups]
+        )
         optimizer = torch.optim.AdamW(plan.param_groups(model, lr=0.01, weight_decay=0.1))
         optimizer.load_state_dict(flat.state_dict())
         with pytest.raises(PlanMismatchError, match=r"weight_decay is 0\.1, the plan has 0"):
@@ -292,22 +338,31 @@ class TestVerification:
         mixed = torch.optim.AdamW([{"params": list(tensors), "param_names": list(names)}])
         with pytest.raises(
             PlanMismatchError,
-            match=r"group 0 \(without a name\): lr is 0.001, the plan has 0.0005 for .*q_proj\.weight",
+            match=r"group 0 \(without a name\): lr is 0.001, the plan has 0.0005 for "
+            r".*q_proj\.weight",
         ):
             plan.verify(mixed)
-        stranger = torch.optim.AdamW([{"params": [nn.Parameter(torch.zeros(1))], "param_names": ["other"]}])
+        stranger = torch.optim.AdamW(
+            [{"params": [nn.Parameter(torch.zeros(1))], "param_names": ["other"]}]
+        )
         with pytest.raises(PlanMismatchError, match="holds other, which is not in the plan"):
             plan.verify(stranger)
 
     def test_goes_by_the_tensors_where_names_may_lie(self, llama):
-        """torch takes the names of a group from the state that is loaded, whatever the group holds."""
+        """torch takes the names of a group from the state that is loaded, whatever the group
+        holds.
+        """
         model, plan = planned((llama[0], llama[0]))
         rates = [{"default": 0.01, role: 0.02} for role in ("key", "value")]
-        saved, loaded = (torch.optim.AdamW(plan.param_groups(model, lr=lr, weight_decay=0.1)) for lr in rates)
+        saved, loaded = (
+            torch.optim.AdamW(plan.param_groups(model, lr=lr, weight_decay=0.1)) for lr in rates
+        )
         plan.verify(saved, model=model, lr=rates[0])
         loaded.load_state_dict(saved.state_dict())
         plan.verify(loaded, lr=rates[0])
-        with pytest.raises(PlanMismatchError, match=r"lr is .* for model\.layers\.\*\.self_attn\.v_proj\.weight"):
+        with pytest.raises(
+            PlanMismatchError, match=r"lr is .* for model\.layers\.\*\.self_attn\.v_proj\.weight"
+        ):
             plan.verify(loaded, model=model, lr=rates[0])
         stranger = torch.optim.AdamW([{"params": [nn.Parameter(torch.zeros(1))]}])
         with pytest.raises(PlanMismatchError, match="a tensor that the model does not have"):
@@ -353,7 +408,9 @@ class TestClipping:
 
     def test_a_hook_can_be_removed_and_needs_names(self, llama):
         model, plan = planned(llama)
-        optimizer = torch.optim.SGD(mu.plan(model, base=llama[1], optimizer="sgd").param_groups(model, lr=0.0))
+        optimizer = torch.optim.SGD(
+            mu.plan(model, base=llama[1], optimizer="sgd").param_groups(model, lr=0.0)
+        )
         handle = plan.clip_before_step(optimizer, 1e-3)
         loss_of(model, batch(0)).backward()
         big = model.lm_head.weight.grad.norm().item()

@@ -34,7 +34,11 @@ def test_with_width_init_weights_scale_as_those_of_torchs_own_linear_layers():
     def gpt(width: int) -> GPT:
         heads = {"n_heads": width // 16, "n_kv_heads": width // 64}
         modern = {"positions": "rope", "norm": "rms", "feed_forward": "swiglu"}
-        return GPT(GPTConfig(width=width, depth=1, vocabulary=256, context=32, d_ff=3 * width, **heads, **modern))
+        return GPT(
+            GPTConfig(
+                width=width, depth=1, vocabulary=256, context=32, d_ff=3 * width, **heads, **modern
+            )
+        )
 
     def torch_std(layer: nn.Linear) -> float:
         return nn.Linear(layer.in_features, layer.out_features, bias=False).weight.std().item()
@@ -47,7 +51,9 @@ def test_with_width_init_weights_scale_as_those_of_torchs_own_linear_layers():
     assert len(linears) == 8
     for name, layer in linears.items():
         p = plan.parameters[f"{name}.weight"]
-        assert p.init_std == pytest.approx(torch_std(layer) / torch_std(small[name]), rel=0.05), name
+        assert p.init_std == pytest.approx(torch_std(layer) / torch_std(small[name]), rel=0.05), (
+            name
+        )
         assert (p.lr, p.weight_decay, p.eps, p.multiplier) == (1, 1, 1, 1)
     assert plan.parameters["tokens.weight"].init_std == 1
 
@@ -68,7 +74,9 @@ def test_a_parameter_depends_on_seed_and_name_alone():
     small, _ = model_and_base("llama")
     plan = mu.plan(small, base=small)
     plan.initialize_(small, std=0.1, seed=5)
-    deeper = hugging_face("llama", **{**small.config.to_dict(), "num_hidden_layers": 5, "layer_types": None})
+    deeper = hugging_face(
+        "llama", **{**small.config.to_dict(), "num_hidden_layers": 5, "layer_types": None}
+    )
     mu.plan(deeper, base=deeper).initialize_(deeper, std=0.1, seed=5)
     theirs = dict(deeper.named_parameters())
     for name, tensor in small.named_parameters():
@@ -114,8 +122,11 @@ def test_gains_that_act_as_one_plus_weight_start_at_what_gives_the_factor():
     plan = mu.plan(model, base=base)
     plan.initialize_(model, std=0.1, seed=0)
     assert model.model.layers[0].input_layernorm.weight.unique().item() == 0
-    assert model.model.layers[0].post_feedforward_layernorm.weight.unique().item() == pytest.approx(2 / 3 - 1)
-    # the tied weight holds 1/√2 of the embedding's scale, so that the final gain has the rest of 1/2
+    assert model.model.layers[0].post_feedforward_layernorm.weight.unique().item() == pytest.approx(
+        2 / 3 - 1
+    )
+    # the tied weight holds 1/√2 of the embedding's scale, so that the final gain has the rest of
+    # 1/2
     assert plan.parameters["model.embed_tokens.weight"].folded == pytest.approx(2**-0.5)
     assert model.model.norm.weight.unique().item() == pytest.approx(2**-0.5 - 1)
 
@@ -125,7 +136,11 @@ def test_gains_that_act_as_one_plus_weight_start_at_what_gives_the_factor():
     [
         ({"std": -1, "seed": 0}, OptionError, "std: -1"),
         ({"std": {"embedding": 1.0}, "seed": 0}, OptionError, "std says nothing for"),
-        ({"std": {"default": 1.0, "gain": 1.0}, "seed": 0}, OptionError, "gain, which no parameter has"),
+        (
+            {"std": {"default": 1.0, "gain": 1.0}, "seed": 0},
+            OptionError,
+            "gain, which no parameter has",
+        ),
         ({"std": {"default": 1.0, "embed": 1.0}, "seed": 0}, UnknownNameError, "embedding"),
         ({"std": 0.1, "seed": 0.5}, OptionError, "seed=0.5"),
     ],
@@ -214,7 +229,9 @@ class TestHooks:
 
 
 def test_hooking_an_optimizer_that_cannot_fold():
-    """Adafactor's steps are proportional to the weights, with a floor: its factors stay in the forward pass."""
+    """Adafactor's steps are proportional to the weights, with a floor: its factors stay in the
+    forward pass.
+    """
     model, base = model_and_base("llama")
     plan = mu.plan(model, base=base, optimizer="adafactor")
     assert {hook.module for hook in plan.hooks} >= {"lm_head", "model.layers.0.mlp.down_proj"}

@@ -45,16 +45,30 @@ class TestTheBase:
         assert plan.hooks == ()
         for p in plan.parameters.values():
             decay = 0 if p.role in ("gain", "bias") else 1
-            assert (p.lr, p.weight_decay, p.eps, p.folded, p.multiplier) == (1, decay, 1, 1, 1), p.name
+            assert (p.lr, p.weight_decay, p.eps, p.folded, p.multiplier) == (1, decay, 1, 1, 1), (
+                p.name
+            )
             assert p.init_std == (1 if p.drawn else 0)
-            assert p.start == (None if p.drawn else p.start if p.start is None else (p.role == "gain") - p.offset)
+            assert p.start == (
+                None if p.drawn else p.start if p.start is None else (p.role == "gain") - p.offset
+            )
 
     def test_may_be_a_model_a_config_or_dimensions(self):
         model = llama(64, 4, 8, 2)
         base = llama(32, 2, 4, 1)
-        plans = [mu.plan(model, base=b) for b in (base, base.config, {"width": 32, "depth": 2}, mu.read(base))]
+        plans = [
+            mu.plan(model, base=b)
+            for b in (base, base.config, {"width": 32, "depth": 2}, mu.read(base))
+        ]
         assert all(plan.parameters == plans[0].parameters for plan in plans[1:])
-        assert plans[0].base == {"width": 32, "depth": 2, "heads": 4, "kv_heads": 1, "head_dim": 8, "r": 4}
+        assert plans[0].base == {
+            "width": 32,
+            "depth": 2,
+            "heads": 4,
+            "kv_heads": 1,
+            "head_dim": 8,
+            "r": 4,
+        }
 
     def test_leaves_unsaid_what_is_the_models_own(self):
         model = llama(64, 4, 8, 2)
@@ -77,13 +91,24 @@ class TestTheBase:
         model, base = llama(64, 2, 2, 1, head_dim=32), llama(16, 2, 4, 2, head_dim=4)
         plan = mu.plan(model, base={"width": 16, "inner": 16, "head_dim": 4})
         same = mu.plan(model, base=base)
-        assert plan.base == same.base == {"width": 16, "depth": 2, "heads": 4, "kv_heads": 2, "head_dim": 4, "r": 2}
+        assert (
+            plan.base
+            == same.base
+            == {"width": 16, "depth": 2, "heads": 4, "kv_heads": 2, "head_dim": 4, "r": 2}
+        )
         attention = [p for p in plan.parameters if "self_attn" in p]
-        assert {p: plan.parameters[p] for p in attention} == {p: same.parameters[p] for p in attention}
+        assert {p: plan.parameters[p] for p in attention} == {
+            p: same.parameters[p] for p in attention
+        }
         assert any("head_dim differs (4 → 32)" in warning for warning in plan.warnings)
-        with pytest.raises(DimensionError, match=r"the number of heads would be 0\.5 instead of 2, which is not whole"):
+        with pytest.raises(
+            DimensionError,
+            match=r"the number of heads would be 0\.5 instead of 2, which is not whole",
+        ):
             mu.plan(model, base={"width": 16, "inner": 16})
-        with pytest.raises(DimensionError, match="heads × head_dim is 16, which is no multiple of head_dim=5"):
+        with pytest.raises(
+            DimensionError, match="heads × head_dim is 16, which is no multiple of head_dim=5"
+        ):
             mu.plan(model, base={"width": 16, "inner": 16, "head_dim": 5})
         with pytest.raises(DimensionError, match="2 heads of 8 cannot be shared by r=4"):
             mu.plan(model, base={"width": 16, "inner": 16, "head_dim": 8, "r": 4})
@@ -95,7 +120,10 @@ class TestTheBase:
         assert plan.hooks
 
     def test_ratios_are_of_a_parameters_own_fan_in(self):
-        model, base = llama(64, heads=16, kv_heads=4, head_dim=8), llama(32, heads=4, kv_heads=1, head_dim=8)
+        model, base = (
+            llama(64, heads=16, kv_heads=4, head_dim=8),
+            llama(32, heads=4, kv_heads=1, head_dim=8),
+        )
         plan = by_role(mu.plan(model, base=base, rule="complete-p"))
         assert plan["query"].lr == 1 / 2
         assert plan["attention_output"].lr == 1 / 4  # 16 × 8 over 4 × 8
@@ -124,25 +152,42 @@ class TestTheBase:
             mu.plan(llama(), base="llama")
         with pytest.raises(UnreadableModelError, match="same architecture"):
             mu.plan(llama(), base=Fusable(fused=True))
-        with pytest.raises(OptionError, match="LlamaForCausalLM cannot be built from the base's GPT2Config"):
+        with pytest.raises(
+            OptionError, match="LlamaForCausalLM cannot be built from the base's GPT2Config"
+        ):
             mu.plan(llama(), base=transformers.GPT2Config())
-        with pytest.raises(UnreadableModelError, match="tied to the embedding in the model and not in the base"):
+        with pytest.raises(
+            UnreadableModelError, match="tied to the embedding in the model and not in the base"
+        ):
             mu.plan(llama(tie_word_embeddings=True), base=llama(32))
 
     def test_dimensions_are_refused_where_the_forward_pass_has_constants(self):
         model, _ = model_and_base("gemma2 (tied, post-norm, 1 + gain, scaled embedding)")
-        with pytest.raises(UnreadableModelError, match=r"multiplies model\.embed_tokens\.weight by .*proxy"):
+        with pytest.raises(
+            UnreadableModelError, match=r"multiplies model\.embed_tokens\.weight by .*proxy"
+        ):
             mu.plan(model, base={"width": 16})
         assert mu.plan(model, base={"r": 2}).parameters
 
     def test_constants_of_the_forward_pass_are_counted_once(self):
-        """What the model multiplies by itself, relative to the base, is not multiplied by again: biases included."""
+        """What the model multiplies by itself, relative to the base, is not multiplied by again:
+        biases included.
+        """
         model, base = model_and_base("granite (multipliers)")
         plan = mu.plan(model, base=base, rule=RULES["gqa-mup"].but(depth="none"))
-        folded = {p.template.removeprefix("model.layers.*."): p.folded for p in plan.parameters.values()}
+        folded = {
+            p.template.removeprefix("model.layers.*."): p.folded for p in plan.parameters.values()
+        }
         assert folded["model.embed_tokens.weight"] == pytest.approx(2 / 3)
-        assert folded["lm_head.weight"] == pytest.approx(2 * 16 / 32)  # divided by 2 already, of 1/2 wanted
-        for end in ("self_attn.o_proj.weight", "self_attn.o_proj.bias", "mlp.down_proj.weight", "mlp.down_proj.bias"):
+        assert folded["lm_head.weight"] == pytest.approx(
+            2 * 16 / 32
+        )  # divided by 2 already, of 1/2 wanted
+        for end in (
+            "self_attn.o_proj.weight",
+            "self_attn.o_proj.bias",
+            "mlp.down_proj.weight",
+            "mlp.down_proj.bias",
+        ):
             assert folded[end] == pytest.approx(0.2 / 0.5)
         assert folded["mlp.up_proj.weight"] == 1
 
@@ -170,7 +215,10 @@ class TestTheBase:
 class TestTheRule:
     def test_without_sharing_gqa_mup_is_complete_p_to_the_bit(self):
         model, base = llama(96, 3, 12, 12), llama(32, 2, 4, 4)
-        assert mu.plan(model, base=base).parameters == mu.plan(model, base=base, rule="complete-p").parameters
+        assert (
+            mu.plan(model, base=base).parameters
+            == mu.plan(model, base=base, rule="complete-p").parameters
+        )
 
     def test_rate_times_decay_is_the_same_for_all_that_decays(self):
         plan = mu.plan(llama(96, 3, 12, 3), base=llama(32, 2, 4, 4))
@@ -191,10 +239,19 @@ class TestTheRule:
         plan = by_role(mu.plan(llama(64, 2), base=llama(32, 2, 4, 1), optimizer="muon"))
         assert {role for role, p in plan.items() if p.optimizer == "muon"} == {
             "query", "key", "value", "attention_output", "mlp_in", "mlp_out"}  # fmt: skip
-        assert {role for role, p in plan.items() if p.optimizer == "adamw"} == {"embedding", "readout", "gain"}
+        assert {role for role, p in plan.items() if p.optimizer == "adamw"} == {
+            "embedding",
+            "readout",
+            "gain",
+        }
 
     def test_routers_and_experts(self):
-        settings = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 61}
+        settings = {
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 61,
+        }
         model = hugging_face("mixtral", hidden_size=64, intermediate_size=96, **settings)
         base = hugging_face("mixtral", hidden_size=32, intermediate_size=48, **settings)
         plan = mu.plan(model, base=base)
@@ -208,16 +265,24 @@ class TestTheRule:
     def test_stacked_experts_cannot_be_hooked(self):
         settings = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
                     "vocab_size": 61}  # fmt: skip
-        model, base = (hugging_face("mixtral", num_hidden_layers=depth, **settings) for depth in (3, 2))
+        model, base = (
+            hugging_face("mixtral", num_hidden_layers=depth, **settings) for depth in (3, 2)
+        )
         with pytest.raises(NotExactError, match=r"stacks several matrices.*multipliers='fold'"):
             mu.plan(model, base=base, multipliers="hook")
 
     def test_biases_of_stacked_experts_end_the_branch_with_them(self):
         settings = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "num_attention_heads": 4,
                     "num_key_value_heads": 2, "vocab_size": 61, "num_local_experts": 4}  # fmt: skip
-        model, base = (hugging_face("gpt_oss", num_hidden_layers=depth, **settings) for depth in (4, 2))
+        model, base = (
+            hugging_face("gpt_oss", num_hidden_layers=depth, **settings) for depth in (4, 2)
+        )
         plan = mu.plan(model, base=base)
-        folded = {name.split("layers.0.")[1] for name, p in plan.parameters.items() if p.folded != 1 and ".0." in name}
+        folded = {
+            name.split("layers.0.")[1]
+            for name, p in plan.parameters.items()
+            if p.folded != 1 and ".0." in name
+        }
         attention = {"self_attn.o_proj.weight", "self_attn.o_proj.bias"}
         assert folded == attention | {"mlp.experts.down_proj", "mlp.experts.down_proj_bias"}
 
@@ -240,7 +305,9 @@ def test_a_norm_that_is_not_the_last_does_not_carry_the_readout():
     model = NormedEmbedding(32, 4, 4)
     plan = mu.plan(model, base=NormedEmbedding(16, 2, 2))
     assert plan.parameters["final.weight"].folded == 1
-    assert [(hook.module, hook.where, hook.factor) for hook in plan.hooks] == [("head", "input", 0.5)]
+    assert [(hook.module, hook.where, hook.factor) for hook in plan.hooks] == [
+        ("head", "input", 0.5)
+    ]
 
 
 class TestRefusals:
@@ -250,7 +317,10 @@ class TestRefusals:
                 return super().forward(tokens)
 
         model, base = Blind(depth=3, fused=False), Blind(16, 2, 1, depth=2, fused=False)
-        with pytest.raises(UnreadableModelError, match=r"depth differs \(2 → 3\).*missing 1 required.*'mask'.*inputs="):
+        with pytest.raises(
+            UnreadableModelError,
+            match=r"depth differs \(2 → 3\).*missing 1 required.*'mask'.*inputs=",
+        ):
             mu.plan(model, base=base)
         assert mu.plan(model, base=base, rule=RULES["gqa-mup"].but(depth="none"))
         tokens = torch.zeros(1, 4, dtype=torch.long)
@@ -258,7 +328,8 @@ class TestRefusals:
         assert mu.plan(model, base=base, inputs={"tokens": tokens, "mask": None}).parameters
         with pytest.raises(
             UnreadableModelError,
-            match=r"does not run with the inputs given: TypeError.*missing 1 required positional argument",
+            match=r"does not run with the inputs given: TypeError.*missing 1 required positional "
+            r"argument",
         ):
             mu.plan(model, base=base, inputs=(tokens,))
 
@@ -270,7 +341,9 @@ class TestRefusals:
         config = transformers.CodeGenConfig(n_embd=64, n_head=4, n_layer=1, rotary_dim=8)
         with torch.device("meta"):
             model = Blind(config)
-        assert any("a kernel that the meta" in w for w in mu.plan(model, base={"width": 32}).warnings)
+        assert any(
+            "a kernel that the meta" in w for w in mu.plan(model, base={"width": 32}).warnings
+        )
         with pytest.raises(UnreadableModelError, match="order that is not known"):
             mu.plan(model, base={"width": 32, "r": 2})
 
@@ -301,10 +374,15 @@ class TestWarnings:
     def test_key_value_heads_that_stay_while_the_width_grows(self):
         plan = mu.plan(llama(64, 2, 8, 2), base=llama(32, 2, 4, 2))
         assert any("stays at 2" in w and "(2 → 4)" in w for w in plan.warnings)
-        assert not any("stays at" in w for w in mu.plan(llama(64, 2, 8, 2), base=llama(32, 2, 4, 1)).warnings)
+        assert not any(
+            "stays at" in w for w in mu.plan(llama(64, 2, 8, 2), base=llama(32, 2, 4, 1)).warnings
+        )
 
     def test_another_r(self):
-        assert any("r differs (4 → 1)" in w for w in mu.plan(Fusable(32, 4, 4, fused=False), base={"r": 4}).warnings)
+        assert any(
+            "r differs (4 → 1)" in w
+            for w in mu.plan(Fusable(32, 4, 4, fused=False), base={"r": 4}).warnings
+        )
 
     def test_another_head_dim(self):
         plan = mu.plan(llama(64, 2, 8, 2), base=llama(32, 2, 8, 2))
@@ -316,7 +394,9 @@ class TestWarnings:
         assert not any("decay" in w for w in warnings)  # what holds for every plan is no warning
 
     def test_a_decay_that_torchs_optimizer_has_not(self):
-        warnings = mu.plan(llama(), base={"width": 32}, optimizer="adam", decay="lr_coupled").warnings
+        warnings = mu.plan(
+            llama(), base={"width": 32}, optimizer="adam", decay="lr_coupled"
+        ).warnings
         assert any("torch's adam decays by l2" in w for w in warnings)
 
     def test_constants_that_only_the_model_knows(self):
@@ -353,7 +433,9 @@ class TestShowing:
         assert "(1 + √r)/(2n) = 0.0234375 here, 0.03125 in the base: factor 0.75" in text
         assert "Learning rate of the repeated matrix" in text
         assert "gets: init std × 0.707107, lr × 0.75, weight decay × 1.33333, eps × 0.25" in text
-        assert "× 0.5 of the forward pass is folded" in self.plan.explain("model.layers.0.mlp.down_proj.weight")
+        assert "× 0.5 of the forward pass is folded" in self.plan.explain(
+            "model.layers.0.mlp.down_proj.weight"
+        )
 
     def test_an_explanation_of_an_unknown_parameter_names_the_nearest(self):
         with pytest.raises(UnknownNameError, match=r"Did you mean 'model\.norm\.weight'"):
@@ -373,7 +455,9 @@ class TestShowing:
         assert "self_attn.v_proj.weight: weight_decay 1.333 → 2" in str(differences)
         assert str(self.plan.diff(self.plan)) == "no difference"
         deeper = mu.plan(llama(64, 5, 8, 2), base=llama(32, 2, 4, 4))
-        assert Difference("model.layers.*.mlp.up_proj.weight", "present", False, True) in self.plan.diff(deeper)
+        assert Difference(
+            "model.layers.*.mlp.up_proj.weight", "present", False, True
+        ) in self.plan.diff(deeper)
 
 
 class TestTheFile:
@@ -387,7 +471,9 @@ class TestTheFile:
         assert mu.Plan.load(tmp_path / "plan.json") == plan
         assert mu.Plan.load(str(tmp_path / "plan.json")).diff(plan) == ()
 
-    @pytest.mark.parametrize("way", ["edited", "cut", "empty", "other", "version", "list", "not text"])
+    @pytest.mark.parametrize(
+        "way", ["edited", "cut", "empty", "other", "version", "list", "not text"]
+    )
     def test_that_was_changed_is_refused(self, tmp_path, way):
         text = self.plan().to_json()
         data = json.loads(text)
@@ -421,7 +507,19 @@ def test_a_plan_is_frozen():
 
 
 def test_factors_are_finite_and_positive_for_every_optimizer():
-    for optimizer in ("adamw", "adam", "sgd", "momentum", "lion", "muon", "muon-match-rms", "adafactor"):
+    for optimizer in (
+        "adamw",
+        "adam",
+        "sgd",
+        "momentum",
+        "lion",
+        "muon",
+        "muon-match-rms",
+        "adafactor",
+    ):
         plan = mu.plan(llama(64, 4, 8, 2), base=llama(32, 2, 4, 4), optimizer=optimizer)
         for p in plan.parameters.values():
-            assert all(math.isfinite(v) and v > 0 for v in (p.lr, p.eps, p.multiplier, p.folded)), (optimizer, p.name)
+            assert all(math.isfinite(v) and v > 0 for v in (p.lr, p.eps, p.multiplier, p.folded)), (
+                optimizer,
+                p.name,
+            )

@@ -1,4 +1,6 @@
-"""Real trainers: transformers' Trainer, torch.compile and torch's schedulers train what a plain loop trains."""
+"""Real trainers: transformers' Trainer, torch.compile and torch's schedulers train what a plain
+loop trains.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -11,7 +13,13 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    SequentialLR,
+)
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -28,7 +36,9 @@ from mupscale.errors import OptionError, PlanMismatchError
 STEPS, BATCH, CONTEXT, VOCABULARY = 6, 4, 12, 64
 TUNED = {"lr": 2**-6, "weight_decay": 0.1, "eps": 1e-8}
 SURPRISE = 2  # the step whose batch repeats one token, which makes a gradient several times as long
-MAX_NORM = 0.8  # binds at that step; where factors are folded, torch's own norm is beyond it at every step
+MAX_NORM = (
+    0.8  # binds at that step; where factors are folded, torch's own norm is beyond it at every step
+)
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY, "max_position_embeddings": 32, "tie_word_embeddings": False,
     "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
@@ -45,7 +55,9 @@ def llama(width: int) -> PreTrainedModel:
 
 
 def phi3(width: int) -> PreTrainedModel:
-    """Queries, keys and values in one matrix, with r = 1 in the base and r = 4 in the target: its rows are hooked."""
+    """Queries, keys and values in one matrix, with r = 1 in the base and r = 4 in the target: its
+    rows are hooked.
+    """
     heads = width // 16
     return Phi3ForCausalLM(
         Phi3Config(hidden_size=width, intermediate_size=2 * width, num_attention_heads=heads,
@@ -73,7 +85,9 @@ def build(request: pytest.FixtureRequest) -> Build:
 
 
 def sequences() -> list[Tensor]:
-    tokens = torch.randint(VOCABULARY, (STEPS, BATCH, CONTEXT), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        VOCABULARY, (STEPS, BATCH, CONTEXT), generator=torch.Generator().manual_seed(0)
+    )
     tokens[SURPRISE] = 1
     return list(tokens.flatten(0, 1))
 
@@ -112,7 +126,9 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def trainer_for(model: nn.Module, optimizer: Optimizer, folder: Path, **settings: Any) -> Trainer:
-    """A Trainer that takes the sequences in their order and clips by itself only if it is told to."""
+    """A Trainer that takes the sequences in their order and clips by itself only if it is told
+    to.
+    """
     defaults: dict[str, Any] = {
         "max_steps": STEPS, "per_device_train_batch_size": BATCH, "max_grad_norm": 0, "logging_steps": 1,
         "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
@@ -132,20 +148,27 @@ def test_transformers_trainer_gives_the_losses_of_a_plain_loop(build, accumulate
     plan, model = planned(build)
     optimizer = AdamW(plan.param_groups(model, **TUNED))
     plan.clip_before_step(optimizer, MAX_NORM)
-    pieces = {"per_device_train_batch_size": BATCH // accumulated, "gradient_accumulation_steps": accumulated}
+    pieces = {
+        "per_device_train_batch_size": BATCH // accumulated,
+        "gradient_accumulation_steps": accumulated,
+    }
     trainer = trainer_for(model, optimizer, tmp_path, **pieces)
     trainer.train()
     plan.verify(optimizer, **TUNED)
     assert losses_of(trainer) == pytest.approx(plain_loop(*planned(build)), rel=0, abs=1e-5)
 
 
-def test_a_run_resumed_by_transformers_follows_the_plan_and_the_losses_of_a_plain_loop(build, tmp_path):
+def test_a_run_resumed_by_transformers_follows_the_plan_and_the_losses_of_a_plain_loop(
+    build, tmp_path
+):
     plan, model = planned(build)
     optimizer = AdamW(plan.param_groups(model, **TUNED))
     plan.clip_before_step(optimizer, MAX_NORM)
     trainer_for(model, optimizer, tmp_path, save_strategy="steps", save_steps=STEPS // 2).train()
 
-    fresh = build(64)  # as after a restart: the weights are the checkpoint's, the hooks are put back
+    fresh = build(
+        64
+    )  # as after a restart: the weights are the checkpoint's, the hooks are put back
     plan.attach_(fresh)
     optimizer = AdamW(plan.param_groups(fresh, **TUNED | {"lr": 1.0}))
     plan.clip_before_step(optimizer, MAX_NORM)
@@ -159,27 +182,39 @@ def test_a_checkpoint_with_other_rates_is_refused_and_the_group_named(tmp_path):
     plan, model = planned(llama)
     tampered = AdamW(plan.param_groups(model, **TUNED))
     readout = next(group for group in tampered.param_groups if group["name"] == "readout")
-    readout["lr"] = readout["initial_lr"] = TUNED["lr"]  # what every group would have without a plan
+    readout["lr"] = readout["initial_lr"] = TUNED[
+        "lr"
+    ]  # what every group would have without a plan
     trainer_for(model, tampered, tmp_path, save_strategy="steps", save_steps=STEPS // 2).train()
 
     optimizer = AdamW(plan.param_groups(model, **TUNED))
     plan.verify(optimizer, **TUNED)
-    trainer_for(model, optimizer, tmp_path).train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS // 2}"))
-    with pytest.raises(PlanMismatchError, match=r"readout.*: lr is 0\.015625, the plan has 0\.0078125"):
+    trainer_for(model, optimizer, tmp_path).train(
+        resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS // 2}")
+    )
+    with pytest.raises(
+        PlanMismatchError, match=r"readout.*: lr is 0\.015625, the plan has 0\.0078125"
+    ):
         plan.verify(optimizer)
 
 
 def trained_with_own_clipping(multipliers: str, folder: Path) -> list[float]:
     plan, model = planned(llama, multipliers=multipliers)
-    trainer = trainer_for(model, AdamW(plan.param_groups(model, **TUNED)), folder, max_grad_norm=MAX_NORM)
+    trainer = trainer_for(
+        model, AdamW(plan.param_groups(model, **TUNED)), folder, max_grad_norm=MAX_NORM
+    )
     trainer.train()
     return losses_of(trainer)
 
 
 def test_a_trainers_own_clipping_sees_what_was_folded_and_the_plans_does_not(tmp_path):
-    """torch's norm is right for the model with its factors in the forward pass, and wrong once they are folded."""
+    """torch's norm is right for the model with its factors in the forward pass, and wrong once they
+    are folded.
+    """
     by_plan = plain_loop(*planned(llama))
-    hooked, folded = (trained_with_own_clipping(multipliers, tmp_path) for multipliers in ("hook", "fold"))
+    hooked, folded = (
+        trained_with_own_clipping(multipliers, tmp_path) for multipliers in ("hook", "fold")
+    )
     assert hooked == pytest.approx(by_plan, rel=0, abs=1e-5)
     assert folded[0] == pytest.approx(by_plan[0], rel=0, abs=1e-5)
     assert max(abs(a - b) for a, b in zip(folded, by_plan, strict=True)) > 1e-4
@@ -208,7 +243,10 @@ class SmallAttention(nn.Module):
         self.k_proj, self.v_proj = (nn.Linear(width, width // 2, bias=False) for _ in "kv")
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        q, k, v = (f(x_BTC).unflatten(-1, (-1, 16)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            f(x_BTC).unflatten(-1, (-1, 16)).transpose(1, 2)
+            for f in (self.q_proj, self.k_proj, self.v_proj)
+        )
         mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(mixed.transpose(1, 2).flatten(-2))
 
@@ -242,11 +280,18 @@ def dynamo() -> Iterator[None]:
     [
         (llama, {}, 0, "aot_eager"),
         (phi3, {}, 2, "aot_eager"),  # on the rows of each block's fused matrix
-        (SmallModel, {"multipliers": "hook"}, 3, "inductor"),  # on the outputs of two branches and of the readout
+        (
+            SmallModel,
+            {"multipliers": "hook"},
+            3,
+            "inductor",
+        ),  # on the outputs of two branches and of the readout
     ],
     ids=["folded", "hooked rows", "hooked outputs"],
 )
-def test_a_compiled_model_is_one_graph_with_the_losses_of_the_eager_one(build, choices, hooks, backend):
+def test_a_compiled_model_is_one_graph_with_the_losses_of_the_eager_one(
+    build, choices, hooks, backend
+):
     eager = plain_loop(*planned(build, **choices))
     plan, model = planned(build, **choices)
     assert len(plan.hooks) == hooks
@@ -255,7 +300,9 @@ def test_a_compiled_model_is_one_graph_with_the_losses_of_the_eager_one(build, c
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("compiled", [torch.compile, lambda model: model.compile() or model], ids=["wrapped", "method"])
+@pytest.mark.parametrize(
+    "compiled", [torch.compile, lambda model: model.compile() or model], ids=["wrapped", "method"]
+)
 def test_hooks_are_refused_after_compiling(compiled):
     plan, _ = planned(phi3)
     model = compiled(phi3(64))
@@ -269,7 +316,9 @@ def test_a_plan_without_hooks_takes_a_compiled_model_as_well():
     plan, drawn = planned(llama)
     compiled = torch.compile(llama(64))
     plan.initialize_(compiled, std={"default": 0.06, "embedding": 1.0}, seed=0)
-    assert all(torch.equal(a, b) for a, b in zip(compiled.parameters(), drawn.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(compiled.parameters(), drawn.parameters(), strict=True)
+    )
 
 
 # Schedules
@@ -293,7 +342,9 @@ def plan_and_model() -> tuple[mupscale.Plan, PreTrainedModel]:
 
 
 @pytest.mark.parametrize("schedule", [warmup_then_cosine, torchs_own])
-def test_a_schedule_that_multiplies_all_rates_keeps_to_the_plan_at_every_step(plan_and_model, schedule):
+def test_a_schedule_that_multiplies_all_rates_keeps_to_the_plan_at_every_step(
+    plan_and_model, schedule
+):
     plan, model = plan_and_model
     optimizer = AdamW(plan.param_groups(model, **TUNED))
     scheduler = schedule(optimizer)
@@ -312,9 +363,13 @@ def test_in_the_middle_of_a_schedule_a_group_changed_by_hand_is_named(plan_and_m
     for _ in range(10):
         optimizer.step()
         scheduler.step()
-    number, group = next((k, g) for k, g in enumerate(optimizer.param_groups) if g["name"] == "readout")
+    number, group = next(
+        (k, g) for k, g in enumerate(optimizer.param_groups) if g["name"] == "readout"
+    )
     group["lr"] *= 2
-    with pytest.raises(PlanMismatchError, match=rf"^[^\n]*\n  group {number} \(readout\): lr is at [^\n]*$"):
+    with pytest.raises(
+        PlanMismatchError, match=rf"^[^\n]*\n  group {number} \(readout\): lr is at [^\n]*$"
+    ):
         plan.verify(optimizer)
 
 

@@ -1,4 +1,6 @@
-"""`verify`: the optimizer's class and settings, weights that the plan never drew, and a second clipping."""
+"""`verify`: the optimizer's class and settings, weights that the plan never drew, and a second
+clipping.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -32,7 +34,9 @@ def llama() -> tuple[nn.Module, nn.Module]:
 class TestClass:
     """None of these was seen: every one of them has the plan's values in its groups."""
 
-    def made(self, llama: Any, kind: str, cls: type, decay: float = 0.1, **settings: Any) -> tuple[mu.Plan, Any]:
+    def made(
+        self, llama: Any, kind: str, cls: type, decay: float = 0.1, **settings: Any
+    ) -> tuple[mu.Plan, Any]:
         model, base = llama
         plan = mu.plan(model, base=base, optimizer=kind)
         plan.attach_(model)
@@ -64,13 +68,15 @@ class TestClass:
                 "adamw",
                 Adam,
                 {},
-                r"torch\.optim\.adam\.Adam adds decay to the gradient \(l2\); the plan is for lr_coupled",
+                r"torch\.optim\.adam\.Adam adds decay to the gradient \(l2\); the plan is for "
+                r"lr_coupled",
             ),
             (
                 "adam",
                 AdamW,
                 {},
-                r"AdamW decays apart from the gradient.*the plan is for l2 decay\. Use torch\.optim\.Adam",
+                r"AdamW decays apart from the gradient.*the plan is for l2 decay\. Use "
+                r"torch\.optim\.Adam",
             ),
             ("adamw", SGD, {}, "SGD is sgd without momentum; the plan is for adamw"),
             ("adamw", Lion, {}, "Lion is lion; the plan is for adamw"),
@@ -104,32 +110,43 @@ class TestClass:
         if adjust is None:  # torch's default is the original
             plan.verify(optimizer)
         else:
-            with pytest.raises(PlanMismatchError, match="Muon is muon-match-rms; the plan is for muon"):
+            with pytest.raises(
+                PlanMismatchError, match="Muon is muon-match-rms; the plan is for muon"
+            ):
                 plan.verify(optimizer)
         with pytest.raises(PlanMismatchError, match="AdamW is adamw; the plan is for muon"):
             plan.verify(AdamW(plan.param_groups(model, lr=0.01, optimizer="muon")))
 
     def test_a_class_of_another_package_goes_by_its_name(self, llama):
-        cls = type("PagedAdamW8bit", (torch.optim.Optimizer,), {"__module__": "bitsandbytes.optim.adamw"})
+        cls = type(
+            "PagedAdamW8bit", (torch.optim.Optimizer,), {"__module__": "bitsandbytes.optim.adamw"}
+        )
         plan, optimizer = self.made(llama, "adamw", cls, defaults={})
         plan.verify(optimizer)
         plan, optimizer = self.made(llama, "lion", cls, defaults={})
-        with pytest.raises(PlanMismatchError, match="PagedAdamW8bit is adamw; the plan is for lion"):
+        with pytest.raises(
+            PlanMismatchError, match="PagedAdamW8bit is adamw; the plan is for lion"
+        ):
             plan.verify(optimizer)
 
     def test_one_that_is_not_known_is_warned_of(self, llama):
         plan, optimizer = self.made(llama, "adamw", NAdam)
         with pytest.warns(
-            UserWarning, match=r"does not know torch\.optim\.nadam\.NAdam: whether it steps as adamw does"
+            UserWarning,
+            match=r"does not know torch\.optim\.nadam\.NAdam: whether it steps as adamw does",
         ):
             found = plan.verify(optimizer)
         assert "class" not in found.checked
         assert found.skipped[0] == "class, since it is not known"
 
-    @pytest.mark.parametrize("wrap", [LightningOptimizer, lambda inner: SimpleNamespace(optimizer=inner)])
+    @pytest.mark.parametrize(
+        "wrap", [LightningOptimizer, lambda inner: SimpleNamespace(optimizer=inner)]
+    )
     def test_a_wrapper_is_looked_into(self, llama, wrap):
         plan, optimizer = self.made(llama, "adamw", Adam)
-        with pytest.raises(PlanMismatchError, match=r"torch\.optim\.adam\.Adam adds decay to the gradient"):
+        with pytest.raises(
+            PlanMismatchError, match=r"torch\.optim\.adam\.Adam adds decay to the gradient"
+        ):
             plan.verify(wrap(optimizer))
 
     @pytest.mark.parametrize("option", ["amsgrad", "maximize"])
@@ -143,11 +160,15 @@ class TestClass:
         plan = mu.plan(model, base=base)
         optimizer = AdamW(plan.param_groups(model, lr=0.01, betas=(0.9, 0.95)))
         plan.verify(optimizer, betas=(0.9, 0.95))
-        with pytest.raises(PlanMismatchError, match=r"group 0 .*betas are \(0\.9, 0\.95\), \(0\.9, 0\.999\) was given"):
+        with pytest.raises(
+            PlanMismatchError,
+            match=r"group 0 .*betas are \(0\.9, 0\.95\), \(0\.9, 0\.999\) was given",
+        ):
             plan.verify(optimizer, betas=(0.9, 0.999))
         optimizer.param_groups[1]["betas"] = (0.8, 0.95)
         with pytest.raises(
-            PlanMismatchError, match=r"group 1 \(.*\): betas are \(0\.8, 0\.95\), the others have \(0\.9, 0\.95\)"
+            PlanMismatchError,
+            match=r"group 1 \(.*\): betas are \(0\.8, 0\.95\), the others have \(0\.9, 0\.95\)",
         ) as caught:
             plan.verify(optimizer)
         assert "group 0" not in str(caught.value)
@@ -157,7 +178,9 @@ class TestWeights:
     """A forgotten `initialize_` went unseen: the values in the groups do not depend on it."""
 
     @pytest.mark.parametrize("name", [*SETTINGS, "hand-written", "hand-written, fused"])
-    @pytest.mark.parametrize("std", [0.3, {"default": 0.02, "embedding": 1.0}], ids=["one std", "by role"])
+    @pytest.mark.parametrize(
+        "std", [0.3, {"default": 0.02, "embedding": 1.0}], ids=["one std", "by role"]
+    )
     def test_those_that_the_plan_drew(self, name, std):
         model, plan = self.hand_written(name) if name not in SETTINGS else planned(name)
         plan.initialize_(model, std=std, seed=5)
@@ -176,7 +199,9 @@ class TestWeights:
     def test_those_of_nn_linear(self, fused, std):
         model, plan = self.hand_written("fused" if fused else "")
         plan.attach_(model)
-        with pytest.raises(PlanMismatchError, match=r"not drawn by the plan:\n(.*\n)+Call plan\.initialize_") as caught:
+        with pytest.raises(
+            PlanMismatchError, match=r"not drawn by the plan:\n(.*\n)+Call plan\.initialize_"
+        ) as caught:
             plan.verify(AdamW(plan.param_groups(model, lr=0.01)), model=model, std=std)
         assert "blocks.*.mlp.fc1.bias is not at 0" in str(caught.value)
 
@@ -186,7 +211,8 @@ class TestWeights:
         weight = model.blocks[0].mlp.fc1.weight
         nn.init.uniform_(weight, -weight.std().item() * 3**0.5, weight.std().item() * 3**0.5)
         with pytest.raises(
-            PlanMismatchError, match=r"blocks\.\*\.mlp\.fc1\.weight is not normal: its kurtosis is 1\.[78]"
+            PlanMismatchError,
+            match=r"blocks\.\*\.mlp\.fc1\.weight is not normal: its kurtosis is 1\.[78]",
         ):
             plan.verify(AdamW(plan.param_groups(model, lr=0.01)), model=model, std=0.02)
 
@@ -197,7 +223,9 @@ class TestWeights:
         with pytest.raises(PlanMismatchError, match="the plan draws it with") as caught:
             plan.verify(optimizer, model=model, std=std)
         assert ("give verify the same std" in str(caught.value)) == (std is None)
-        assert plan.verify(optimizer, model=model, drawn=False).skipped == ("weights, since drawn=False",)
+        assert plan.verify(optimizer, model=model, drawn=False).skipped == (
+            "weights, since drawn=False",
+        )
         assert plan.verify(optimizer).skipped == ("weights, since no model was given",)
 
     def test_one_matrix_that_another_hand_drew(self):
@@ -244,7 +272,10 @@ class TestWeights:
         optimizer = AdamW(plan.param_groups(model, lr=0.01))
         plan.verify(optimizer, model=model)
         plan.verify(optimizer, model=model, std=std)
-        with pytest.raises(PlanMismatchError, match=r"lm_head\.weight has a root mean square of 0, the plan draws it"):
+        with pytest.raises(
+            PlanMismatchError,
+            match=r"lm_head\.weight has a root mean square of 0, the plan draws it",
+        ):
             plan.verify(optimizer, model=model, std=0.02)
 
     def test_half_precision_and_frozen_and_meta(self):
@@ -255,7 +286,9 @@ class TestWeights:
         plan.verify(AdamW(plan.param_groups(model, lr=0.01)), model=model, std=0.02)
         model.to("meta")
         optimizer = AdamW(plan.param_groups(model, lr=0.01))
-        assert plan.verify(optimizer, model=model).skipped == ("weights, since the model is on the meta device",)
+        assert plan.verify(optimizer, model=model).skipped == (
+            "weights, since the model is on the meta device",
+        )
 
     def test_a_padded_row_is_no_difference(self):
         model, plan = planned()
@@ -264,7 +297,9 @@ class TestWeights:
         assert not model.model.embed_tokens.weight[3].any()
         plan.verify(AdamW(plan.param_groups(model, lr=0.01)), model=model, std=0.02)
         sample = next(
-            fingerprint._samples(plan.parameters["model.embed_tokens.weight"], torch.ones(61, 32), padded=True)
+            fingerprint._samples(
+                plan.parameters["model.embed_tokens.weight"], torch.ones(61, 32), padded=True
+            )
         )
         assert sample.rms == pytest.approx((61 / 60) ** 0.5)
 
@@ -274,8 +309,15 @@ class TestWeights:
             plan.verify(AdamW(plan.param_groups(model, lr=0.01)), std=0.02)
 
     def test_what_it_takes_for_chance(self):
-        """Policy: 5 % and six standard errors of the size, 0.2 and six of the kurtosis, of 65,536 entries."""
-        assert (fingerprint.SIZE, fingerprint.SHAPE, fingerprint.ERRORS, fingerprint.SAMPLE) == (0.05, 0.2, 6, 65536)
+        """Policy: 5 % and six standard errors of the size, 0.2 and six of the kurtosis, of 65,536
+        entries.
+        """
+        assert (fingerprint.SIZE, fingerprint.SHAPE, fingerprint.ERRORS, fingerprint.SAMPLE) == (
+            0.05,
+            0.2,
+            6,
+            65536,
+        )
         parameter = planned()[1].parameters["lm_head.weight"]
         numbers = torch.randn(4096, 61, generator=torch.Generator().manual_seed(0))
         sample = next(fingerprint._samples(parameter, numbers, padded=False))
@@ -317,7 +359,9 @@ class TestSecondClipping:
     def test_where_nothing_is_folded_a_trainers_own_clipping_is_the_plans(self):
         model, plan = planned(multipliers="hook")
         plan.attach_(model)
-        plan.verify(self.made(plan, model, hooked=False), trainer=SimpleNamespace(max_grad_norm=1.0))
+        plan.verify(
+            self.made(plan, model, hooked=False), trainer=SimpleNamespace(max_grad_norm=1.0)
+        )
 
     def test_a_trainer_that_says_nothing(self):
         model, plan = planned()
@@ -334,7 +378,10 @@ class TestSecondClipping:
         """As Lightning steps: the hook saw none, and nothing was ever clipped."""
         model, plan = planned()
         optimizer = self.made(plan, model)
-        for step in (lambda: optimizer.step(lambda: 0.0), lambda: optimizer.step(closure=lambda: 0.0)):
+        for step in (
+            lambda: optimizer.step(lambda: 0.0),
+            lambda: optimizer.step(closure=lambda: 0.0),
+        ):
             with pytest.raises(OptionError, match="configure_gradient_clipping"):
                 step()
         optimizer.step(None)
@@ -356,7 +403,9 @@ class TestSecondClipping:
         return hook
 
     def test_gradients_that_arrive_clipped_are_seen_in_five_steps(self):
-        with pytest.warns(UserWarning, match=r"in each of 5 steps running their norm was 0\.01 before") as caught:
+        with pytest.warns(
+            UserWarning, match=r"in each of 5 steps running their norm was 0\.01 before"
+        ) as caught:
             hook = self.trained(12, max_norm=0.01)
         assert hook.warned
         assert len(caught) == 1
@@ -372,7 +421,12 @@ class TestSecondClipping:
 
     def test_how_often_it_looks(self):
         """Policy: five steps of a hundred, the same to 1e-3, with one tensor that moves by 1e-2."""
-        assert (clipping.LOOK_EVERY, clipping.LOOK_AT, clipping.SAME, clipping.DIFFERENT) == (100, 5, 1e-3, 1e-2)
+        assert (clipping.LOOK_EVERY, clipping.LOOK_AT, clipping.SAME, clipping.DIFFERENT) == (
+            100,
+            5,
+            1e-3,
+            1e-2,
+        )
         hook = self.trained(9)
         assert hook.steps == 9
         assert hook.seen == []

@@ -1,4 +1,6 @@
-"""Every decoder-only attention model that transformers has: read right, or refused. Never a wrong answer."""
+"""Every decoder-only attention model that transformers has: read right, or refused. Never a wrong
+answer.
+"""
 
 import re
 import warnings
@@ -49,7 +51,9 @@ def check_readout(model, facts):
     if output is None or tied:
         assert facts.tied_readout == tied
         return
-    names = {name for name, p in model.named_parameters(remove_duplicate=False) if p is output.weight}
+    names = {
+        name for name, p in model.named_parameters(remove_duplicate=False) if p is output.weight
+    }
     assert len(readouts) == 1
     assert readouts[0].name in names
     assert readouts[0].fan_out == output.weight.shape[0]
@@ -59,7 +63,9 @@ def check_sharing(config, facts):
     """Repetitions as the config has them, by its own attributes."""
     heads = getattr(config, "num_attention_heads", None)
     shared = getattr(config, "num_key_value_heads", None) or heads
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+    if getattr(config, "multi_query", False) and not getattr(
+        config, "new_decoder_architecture", False
+    ):
         shared = 1
     if getattr(config, "new_decoder_architecture", False):
         shared = config.num_kv_heads
@@ -74,7 +80,9 @@ def check_layers(config, facts):
     for fact in facts.parameters.values():
         layer = re.search(r"\.(\d+)\.", fact.name)
         if layer and fact.role in ("key", "value", "fused_qkv", "low_rank_up"):
-            where["kv"].add((layer[1], "fused" if fact.role in ("fused_qkv", "low_rank_up") else fact.role))
+            where["kv"].add(
+                (layer[1], "fused" if fact.role in ("fused_qkv", "low_rank_up") else fact.role)
+            )
         if layer and fact.role in BRANCH_OUTPUTS:
             where["ends"].add(layer[1])
     # Longcat counts each of its layers twice: there are two attentions in one.
@@ -89,12 +97,15 @@ def check_layers(config, facts):
 def test_a_refused_one_says_what_is_not_understood(kind):
     model = build(kind)
     with pytest.raises(
-        UnreadableModelError, match=r"parameters are not understood|config sets \w+=|outputs|contradicts"
+        UnreadableModelError,
+        match=r"parameters are not understood|config sets \w+=|outputs|contradicts",
     ):
         read(model)
 
 
-@pytest.mark.parametrize("kind", ["mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "xlstm"])
+@pytest.mark.parametrize(
+    "kind", ["mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "xlstm"]
+)
 def test_state_space_and_recurrent_models_are_refused(kind):
     with pytest.raises(UnreadableModelError):
         read(build(kind))

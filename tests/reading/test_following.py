@@ -1,4 +1,6 @@
-"""What a forward pass on the meta device shows, against what the numbers of the same model do when they are changed."""
+"""What a forward pass on the meta device shows, against what the numbers of the same model do when
+they are changed.
+"""
 
 import math
 
@@ -84,13 +86,17 @@ def test_a_gain_of_minus_its_offset_silences_the_norm(kind, a, b):
 class Scaled(nn.Module):
     """A block with constants in its forward pass, written in several ways."""
 
-    def __init__(self, table: float, branch: float, logits: float, how: str, depth: int = 2) -> None:
+    def __init__(
+        self, table: float, branch: float, logits: float, how: str, depth: int = 2
+    ) -> None:
         super().__init__()
         self.c_table, self.c_branch, self.c_logits, self.how = table, branch, logits, how
         self.register_buffer("buffered", torch.tensor(table), persistent=False)
         self.tok = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(
-            nn.ModuleDict({"n": nn.RMSNorm(WIDTH), "up": nn.Linear(WIDTH, 32), "back": nn.Linear(32, WIDTH)})
+            nn.ModuleDict(
+                {"n": nn.RMSNorm(WIDTH), "up": nn.Linear(WIDTH, 32), "back": nn.Linear(32, WIDTH)}
+            )
             for _ in range(depth)
         )
         self.last, self.out = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
@@ -117,23 +123,35 @@ def test_constants_are_those_that_a_change_of_the_weights_meets(how):
     facts = read(model).parameters
     tokens = torch.arange(4)[None]
     entered = {}
-    handle = model.blocks[0]["n"].register_forward_pre_hook(lambda _, given: entered.update(x=given[0].detach()))
+    handle = model.blocks[0]["n"].register_forward_pre_hook(
+        lambda _, given: entered.update(x=given[0].detach())
+    )
     model(tokens)
     ratio = entered["x"] / model.tok(tokens)
-    assert facts["tok.weight"].forward_multiplier == pytest.approx(float(ratio.detach().mean()), rel=1e-12) == 8.0
+    assert (
+        facts["tok.weight"].forward_multiplier
+        == pytest.approx(float(ratio.detach().mean()), rel=1e-12)
+        == 8.0
+    )
     handle.remove()
     end = facts["blocks.1.back.weight"]
-    handle = model.last.register_forward_pre_hook(lambda _, given: entered.update(x=given[0].detach()))
+    handle = model.last.register_forward_pre_hook(
+        lambda _, given: entered.update(x=given[0].detach())
+    )
     before = (model(tokens), entered["x"])[1]
     with torch.no_grad():
         model.blocks[1]["back"].bias += 1.0
     after = (model(tokens), entered["x"])[1]
     handle.remove()
     assert end.output
-    assert end.forward_multiplier == pytest.approx(float((after - before).mean()), rel=1e-12) == 0.25
+    assert (
+        end.forward_multiplier == pytest.approx(float((after - before).mean()), rel=1e-12) == 0.25
+    )
     plain = model.out(model.last(after))
     assert (
-        facts["out.weight"].forward_multiplier == pytest.approx(float((model(tokens) / plain).detach().mean())) == 0.5
+        facts["out.weight"].forward_multiplier
+        == pytest.approx(float((model(tokens) / plain).detach().mean()))
+        == 0.5
     )
 
 
@@ -141,11 +159,21 @@ HOW = ("torch", "plain", "complex")
 
 
 class Mixed(nn.Module):
-    """Attention from one matrix whose rows are in any order: head_dim rows for each of q, k and v of each head."""
+    """Attention from one matrix whose rows are in any order: head_dim rows for each of q, k and v
+    of each head.
+    """
 
-    def __init__(self, order: list[tuple[str, int]], heads: int, kv_heads: int, how: str, head: int = 4) -> None:
+    def __init__(
+        self, order: list[tuple[str, int]], heads: int, kv_heads: int, how: str, head: int = 4
+    ) -> None:
         super().__init__()
-        self.order, self.heads, self.kv_heads, self.head, self.how = order, heads, kv_heads, head, how
+        self.order, self.heads, self.kv_heads, self.head, self.how = (
+            order,
+            heads,
+            kv_heads,
+            head,
+            how,
+        )
         width = heads * head
         self.tok = nn.Embedding(WORDS, width)
         self.blocks = nn.ModuleList([nn.Module()])
@@ -168,7 +196,9 @@ class Mixed(nn.Module):
             turn = torch.polar(torch.ones(places.shape), 0.3 * places)
             turn = turn.to(torch.complex128 if q.dtype == torch.double else torch.complex64)
             q, k = (
-                torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turn).flatten(-2)
+                torch.view_as_real(
+                    torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * turn
+                ).flatten(-2)
                 for x in (q, k)
             )
         r = self.heads // self.kv_heads
@@ -184,10 +214,11 @@ class Mixed(nn.Module):
 
 
 def rows_by_changing_them(model: Mixed) -> dict[str, set[int]]:
-    """Which rows are queries, keys and values, by what changes after attention when one row's output changes.
+    """Which rows are queries, keys and values, by what changes after attention when one row's
+    output changes.
 
-    A query at one position changes that position alone. A key or value there also changes later ones: in proportion to
-    the change for a value, and not so for a key.
+    A query at one position changes that position alone. A key or value there also changes later
+    ones: in proportion to the change for a value, and not so for a key.
     """
     found = {"query": set(), "key": set(), "value": set()}
     block, tokens = model.blocks[0], torch.arange(6)[None]
@@ -218,7 +249,11 @@ def rows_by_changing_them(model: Mixed) -> dict[str, set[int]]:
 
 
 @settings(max_examples=12, deadline=None)
-@given(data=st.data(), shape=st.sampled_from([(2, 2), (4, 2), (4, 1), (3, 1)]), how=st.sampled_from(HOW))
+@given(
+    data=st.data(),
+    shape=st.sampled_from([(2, 2), (4, 2), (4, 1), (3, 1)]),
+    how=st.sampled_from(HOW),
+)
 def test_rows_of_a_fused_matrix_are_those_that_act_as_queries_keys_and_values(data, shape, how):
     heads, kv_heads = shape
     parts = [("q", k) for k in range(heads)] + [(name, k) for name in "kv" for k in range(kv_heads)]
@@ -228,7 +263,10 @@ def test_rows_of_a_fused_matrix_are_those_that_act_as_queries_keys_and_values(da
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.7)
-    rows = {block.role: {row for slice_ in block.slices for row in range(*slice_)} for block in fact.blocks}
+    rows = {
+        block.role: {row for slice_ in block.slices for row in range(*slice_)}
+        for block in fact.blocks
+    }
     assert rows == rows_by_changing_them(model)
 
 
@@ -307,7 +345,9 @@ class LookedUp(nn.Module):
 
 @pytest.mark.parametrize("way", [by_index, by_selection])
 def test_a_table_is_looked_up_however_that_is_written(way):
-    """table[tokens] was taken for the model's own input, and the first matrix behind it for an embedding."""
+    """table[tokens] was taken for the model's own input, and the first matrix behind it for an
+    embedding.
+    """
     facts, same = read(LookedUp(way)), read(LookedUp(by_embedding))
     assert {name: fact.role for name, fact in facts.parameters.items()} == {
         name: fact.role for name, fact in same.parameters.items()
@@ -317,7 +357,9 @@ def test_a_table_is_looked_up_however_that_is_written(way):
 
 
 class Conditioned(nn.Module):
-    """A block as in diffusion transformers: a vector from outside shifts, scales and gates what the branches take."""
+    """A block as in diffusion transformers: a vector from outside shifts, scales and gates what the
+    branches take.
+    """
 
     def __init__(self, depth: int = 2) -> None:
         super().__init__()
@@ -326,7 +368,10 @@ class Conditioned(nn.Module):
         for block in self.blocks:
             block.six = nn.Linear(3, 3 * WIDTH)
             block.n, block.up = nn.LayerNorm(WIDTH, elementwise_affine=False), nn.Linear(WIDTH, 32)
-            block.m, block.back = nn.LayerNorm(WIDTH, elementwise_affine=False), nn.Linear(32, WIDTH)
+            block.m, block.back = (
+                nn.LayerNorm(WIDTH, elementwise_affine=False),
+                nn.Linear(32, WIDTH),
+            )
             block.more, block.less = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
         self.out = nn.Linear(WIDTH, 5)
 

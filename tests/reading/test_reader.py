@@ -1,4 +1,6 @@
-"""Facts about models nobody here has written: every parameter has one role, and it is the right one."""
+"""Facts about models nobody here has written: every parameter has one role, and it is the right
+one.
+"""
 
 from collections import Counter, defaultdict
 
@@ -53,7 +55,9 @@ def test_every_parameter_has_one_fact_and_the_readout_is_the_readout(kind, build
         assert facts.tied_readout
         assert len(roles["embedding"][0].tied) == 1
     else:
-        assert [f.name for f in roles["readout"]] == [n for n, p in model.named_parameters() if p is readout]
+        assert [f.name for f in roles["readout"]] == [
+            n for n, p in model.named_parameters() if p is readout
+        ]
         assert roles["readout"][0].fan_in == facts.width
     assert facts.depth == len({f.name.split(".")[2] for f in roles["attention_output"]})
 
@@ -69,11 +73,14 @@ def test_keys_and_values_are_found_in_every_layer_with_the_configs_repetitions(k
         assert fact.fan_in == 256
     assert roles["attention_output"][0].fan_in == roles["query"][0].fan_out
     assert all(f.output for f in roles["attention_output"] + roles["mlp_out"] + roles["expert_out"])
-    assert not any(f.output for f in roles["query"] + roles["key"] + roles["mlp_in"] + roles["expert_in"])
+    assert not any(
+        f.output for f in roles["query"] + roles["key"] + roles["mlp_in"] + roles["expert_in"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("kind", "repetitions"), [("phi3", 4), ("gpt2", 1), ("gpt_neox", 1), ("falcon", 8), ("gpt_bigcode", 8)]
+    ("kind", "repetitions"),
+    [("phi3", 4), ("gpt2", 1), ("gpt_neox", 1), ("falcon", 8), ("gpt_bigcode", 8)],
 )
 def test_fused_rows_add_up_and_share_as_the_config_says(kind, repetitions, build):
     for fact in by_role(read(build(kind, **FUSED[kind])))["fused_qkv"]:
@@ -103,15 +110,21 @@ def test_grouped_rows_are_those_that_falcon_itself_splits_off(kv_heads, build):
 
 def test_rows_are_those_that_bigcode_splits_off_when_heads_are_not_shared(build):
     """Its code views each head as (q, k, v), where GPT-2's c_attn holds one after the other."""
-    shared = by_role(read(build("gpt_bigcode", n_embd=64, n_head=4, n_layer=1, multi_query=True)))["fused_qkv"][0]
-    apart = by_role(read(build("gpt_bigcode", n_embd=64, n_head=4, n_layer=1, multi_query=False)))["fused_qkv"][0]
+    shared = by_role(read(build("gpt_bigcode", n_embd=64, n_head=4, n_layer=1, multi_query=True)))[
+        "fused_qkv"
+    ][0]
+    apart = by_role(read(build("gpt_bigcode", n_embd=64, n_head=4, n_layer=1, multi_query=False)))[
+        "fused_qkv"
+    ][0]
     assert [block.slices for block in shared.blocks] == [((0, 64),), ((64, 80),), ((80, 96),)]
     assert apart.blocks[1].slices == ((16, 32), (64, 80), (112, 128), (160, 176))
 
 
 def test_a_layout_that_no_table_has_is_followed_to_the_attention(build):
     """CodeGen holds each part as queries, values, keys, in this order."""
-    fact = by_role(read(build("codegen", n_embd=64, n_head=4, n_layer=1, rotary_dim=8)))["fused_qkv"][0]
+    fact = by_role(read(build("codegen", n_embd=64, n_head=4, n_layer=1, rotary_dim=8)))[
+        "fused_qkv"
+    ][0]
     rows = {block.role: block.slices for block in fact.blocks}
     assert fact.repetitions == 1
     assert rows["query"] == ((0, 16), (48, 64), (96, 112), (144, 160))
@@ -121,11 +134,24 @@ def test_a_layout_that_no_table_has_is_followed_to_the_attention(build):
 
 def test_transposed_and_stacked_weights_have_their_fans_the_right_way_round(build):
     gpt2 = by_role(read(build("gpt2", n_embd=256, n_head=8, n_layer=1)))
-    assert (gpt2["mlp_in"][0].fan_in, gpt2["mlp_in"][0].fan_out, gpt2["mlp_in"][0].out_axis) == (256, 1024, 1)
+    assert (gpt2["mlp_in"][0].fan_in, gpt2["mlp_in"][0].fan_out, gpt2["mlp_in"][0].out_axis) == (
+        256,
+        1024,
+        1,
+    )
     mixtral = by_role(read(build("mixtral", **SEPARATE["mixtral"])))["expert_in"][0]
-    assert (mixtral.fan_in, mixtral.fan_out, mixtral.out_axis, mixtral.active) == (256, 640, 1, 2 / 8)
+    assert (mixtral.fan_in, mixtral.fan_out, mixtral.out_axis, mixtral.active) == (
+        256,
+        640,
+        1,
+        2 / 8,
+    )
     gpt_oss = by_role(read(build("gpt_oss", **SEPARATE["gpt_oss"])))
-    assert (gpt_oss["expert_in"][0].fan_in, gpt_oss["expert_in"][0].fan_out, gpt_oss["expert_in"][0].out_axis) == (
+    assert (
+        gpt_oss["expert_in"][0].fan_in,
+        gpt_oss["expert_in"][0].fan_out,
+        gpt_oss["expert_in"][0].out_axis,
+    ) == (
         256,
         512,
         2,
@@ -136,8 +162,14 @@ def test_transposed_and_stacked_weights_have_their_fans_the_right_way_round(buil
 
 def test_low_rank_attention_is_read_factor_by_factor(build):
     roles = by_role(read(build("deepseek_v3", num_hidden_layers=4)))
-    assert Counter(f.name.split(".")[-2] for f in roles["low_rank_down"]) == {"q_a_proj": 4, "kv_a_proj_with_mqa": 4}
-    assert Counter(f.name.split(".")[-2] for f in roles["low_rank_up"]) == {"q_b_proj": 4, "kv_b_proj": 4}
+    assert Counter(f.name.split(".")[-2] for f in roles["low_rank_down"]) == {
+        "q_a_proj": 4,
+        "kv_a_proj_with_mqa": 4,
+    }
+    assert Counter(f.name.split(".")[-2] for f in roles["low_rank_up"]) == {
+        "q_b_proj": 4,
+        "kv_b_proj": 4,
+    }
 
 
 def test_a_norm_that_has_a_gain_for_each_head_is_still_a_norm(build):
@@ -155,12 +187,20 @@ class TestVectorsThatDoNotGrow:
         assert not facts["model.norm.weight"].fixed
 
     def test_gains_over_all_heads_and_biases_of_hidden_matrices_do(self, build):
-        assert not read(build("olmo2", **SEPARATE["olmo2"])).parameters["model.layers.0.self_attn.k_norm.weight"].fixed
+        assert (
+            not read(build("olmo2", **SEPARATE["olmo2"]))
+            .parameters["model.layers.0.self_attn.k_norm.weight"]
+            .fixed
+        )
         gpt2 = read(build("gpt2", **FUSED["gpt2"])).parameters
         assert not any(fact.fixed for fact in gpt2.values())
 
     def test_biases_of_logits_and_scores(self, build):
-        assert read(build("phi", hidden_size=64, num_attention_heads=4)).parameters["lm_head.bias"].fixed
+        assert (
+            read(build("phi", hidden_size=64, num_attention_heads=4))
+            .parameters["lm_head.bias"]
+            .fixed
+        )
         facts = read(build("gpt_oss", **SEPARATE["gpt_oss"])).parameters
         assert facts["model.layers.0.mlp.router.bias"].fixed
         assert not facts["model.layers.0.mlp.experts.down_proj_bias"].fixed
@@ -183,7 +223,9 @@ class TestConstantsOfTheForwardPass:
             roles = by_role(read(build(kind, **settings)))
             assert roles["readout"][0].forward_multiplier == readout
             assert roles["embedding"][0].forward_multiplier == 12
-            assert {f.forward_multiplier for f in roles["mlp_out"] + roles["attention_output"]} == {0.5}
+            assert {f.forward_multiplier for f in roles["mlp_out"] + roles["attention_output"]} == {
+                0.5
+            }
             assert {f.forward_multiplier for f in roles["mlp_in"] + roles["query"]} == {1}
 
     def test_minicpm_scales_its_branches_by_the_root_of_the_depth(self, build):
@@ -194,11 +236,16 @@ class TestConstantsOfTheForwardPass:
     def test_cohere_has_a_logit_scale(self, build):
         facts = read(build("cohere", **SEPARATE["cohere"], tie_word_embeddings=False))
         assert by_role(facts)["readout"][0].forward_multiplier == facts.readout_multiplier == 0.0625
-        assert read(build("cohere", **SEPARATE["cohere"], tie_word_embeddings=True)).readout_multiplier == 0.0625
+        assert (
+            read(build("cohere", **SEPARATE["cohere"], tie_word_embeddings=True)).readout_multiplier
+            == 0.0625
+        )
 
     def test_one_that_nobody_knows_is_refused_unless_the_user_vouches_for_it(self, build):
         model = build("llama", **SEPARATE["llama"], secret_scale=3.0)
-        with pytest.raises(UnreadableModelError, match=r"secret_scale=3\.0.*ignore=\['secret_scale'\]"):
+        with pytest.raises(
+            UnreadableModelError, match=r"secret_scale=3\.0.*ignore=\['secret_scale'\]"
+        ):
             read(model)
         assert len(read(model, ignore=["secret_scale"]).parameters)
         with pytest.raises(UnknownNameError, match=r"secret_skale.*Did you mean 'secret_scale'"):
@@ -214,7 +261,9 @@ class Own(nn.Module):
         self.tokens = nn.Embedding(100, width)
         self.blocks = nn.ModuleList()
         for _ in range(layers):
-            block = nn.ModuleDict({"attn": nn.Module(), "mlp": nn.Module(), "norm": nn.LayerNorm(width)})
+            block = nn.ModuleDict(
+                {"attn": nn.Module(), "mlp": nn.Module(), "norm": nn.LayerNorm(width)}
+            )
             block["attn"].wq = nn.Linear(width, heads * head_dim, bias=False)
             block["attn"].wk = nn.Linear(width, kv_heads * head_dim, bias=False)
             block["attn"].wv = nn.Linear(width, kv_heads * head_dim, bias=False)
@@ -264,7 +313,9 @@ class TestModelsOfOnesOwn:
     def test_what_is_not_understood_is_named_with_the_way_to_say_it(self):
         model = Own()
         model.blocks[0]["attn"].mystery = nn.Linear(48, 7, bias=False)
-        with pytest.raises(UnreadableModelError, match=r'(?s)blocks\.\*\.attn\.mystery\.weight.*roles=\{"blocks'):
+        with pytest.raises(
+            UnreadableModelError, match=r'(?s)blocks\.\*\.attn\.mystery\.weight.*roles=\{"blocks'
+        ):
             read(model)
         facts = read(model, roles={"blocks.*.attn.mystery.weight": "hidden"})
         assert facts.parameters["blocks.0.attn.mystery.weight"].role == "hidden"
@@ -273,7 +324,11 @@ class TestModelsOfOnesOwn:
         ("roles", "error", "message"),
         [
             ({"nothing.*": "hidden"}, OptionError, "matches no parameter"),
-            ({"*.wq.weight": "query", "blocks.0.*.wq.weight": "hidden"}, OptionError, "both .* match"),
+            (
+                {"*.wq.weight": "query", "blocks.0.*.wq.weight": "hidden"},
+                OptionError,
+                "both .* match",
+            ),
             ({"*.wq.weight": "quary"}, UnknownNameError, "Did you mean 'query'"),
         ],
     )
@@ -284,7 +339,9 @@ class TestModelsOfOnesOwn:
     def test_rows_that_do_not_fit_are_refused(self):
         model = Own()
         model.blocks[0]["attn"].wk = nn.Linear(48, 20, bias=False)
-        with pytest.raises(UnreadableModelError, match="20 outputs and 48 query outputs, not a multiple"):
+        with pytest.raises(
+            UnreadableModelError, match="20 outputs and 48 query outputs, not a multiple"
+        ):
             read(model)
 
     def test_a_model_without_embedding_or_readout_is_refused(self):
@@ -300,7 +357,8 @@ def test_a_config_that_contradicts_the_weights_is_an_error(build):
     model = build("llama", **SEPARATE["llama"])
     model.config.num_key_value_heads = 4
     with pytest.raises(
-        UnreadableModelError, match="has 64 outputs, but the config says 4 key/value heads of 32, that is 128"
+        UnreadableModelError,
+        match="has 64 outputs, but the config says 4 key/value heads of 32, that is 128",
     ):
         read(model)
     fused = build("phi3", **FUSED["phi3"])
@@ -341,7 +399,9 @@ class TestPostNorms:
             assert facts[f"{prefix}.self_attn.q_proj.weight"].normed_by is None
 
     def test_a_branch_of_experts_is_normed_after_they_are_mixed(self, build):
-        facts = read(build("flex_olmo", **SHARED, hidden_size=256, intermediate_size=320)).parameters
+        facts = read(
+            build("flex_olmo", **SHARED, hidden_size=256, intermediate_size=320)
+        ).parameters
         experts = facts["model.layers.1.mlp.experts.down_proj"]
         assert experts.normed_by == "model.layers.1.post_feedforward_layernorm"
 
@@ -357,6 +417,8 @@ class TestPostNorms:
         assert not read(model).followed  # it has no forward
         assert model.training
         assert model.blocks[0]["mlp"].fc1.training
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        assert not any(
+            module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+        )
         assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
         assert torch.equal(torch.get_rng_state(), state)

@@ -87,7 +87,14 @@ def test_what_is_empty_is_left_out():
 
 
 class TestInputs:
-    SAID = Reading(inputs={"tokens": "int64[2, 16] < 7", "x": "bfloat16[3]", "mask": "bool[1,2]", "mode": "fast"})
+    SAID = Reading(
+        inputs={
+            "tokens": "int64[2, 16] < 7",
+            "x": "bfloat16[3]",
+            "mask": "bool[1,2]",
+            "mode": "fast",
+        }
+    )
 
     def test_they_are_made_as_they_are_written_and_the_same_each_time(self):
         _, one = self.SAID.call("cpu", seed=3)
@@ -141,11 +148,23 @@ class TestInputs:
     ("values", "error", "told"),
     [
         ({"rolls": {}}, UnknownNameError, "unknown setting of here 'rolls'. Did you mean 'roles'"),
-        ({"roles": {"*.a": "hiden"}}, UnknownNameError, r"role for \*\.a in here 'hiden'. Did you mean 'hidden'"),
-        ({"roles": {"*.a": "ROLE"}}, UnknownNameError, r"role for \*\.a in here 'ROLE'.*Known: embedding"),
+        (
+            {"roles": {"*.a": "hiden"}},
+            UnknownNameError,
+            r"role for \*\.a in here 'hiden'. Did you mean 'hidden'",
+        ),
+        (
+            {"roles": {"*.a": "ROLE"}},
+            UnknownNameError,
+            r"role for \*\.a in here 'ROLE'.*Known: embedding",
+        ),
         ({"roles": ["*.a"]}, OptionError, "here.roles must be a table of patterns and roles"),
         ({"roles": {"blocks": {"a": "hidden"}}}, OptionError, "Put each pattern in quotes"),
-        ({"ignore": "scale"}, OptionError, r"here.ignore must be a list of keys.*\[\"logit_scale\"\]"),
+        (
+            {"ignore": "scale"},
+            OptionError,
+            r"here.ignore must be a list of keys.*\[\"logit_scale\"\]",
+        ),
         ({"ignore": [1]}, OptionError, "here.ignore must be a list of keys"),
         ({"inputs": "int64[1,16]"}, OptionError, "here.inputs must be a list or a table"),
     ],
@@ -164,11 +183,14 @@ class TestFiles:
     def test_the_table_of_a_file(self, tmp_path):
         path = tmp_path / "any.toml"
         path.write_text(
-            '[other]\nx = 1\n[reading]\nignore = ["scale"]\ninputs = { input_ids = "int64[1,16] < 256" }\n'
+            '[other]\nx = 1\n[reading]\nignore = ["scale"]\ninputs = { input_ids = "int64[1,16] < '
+            '256" }\n'
             '[reading.roles]\n"blocks.*.a.weight" = "query"\n'
         )
         assert Reading.load(path) == Reading(
-            {"blocks.*.a.weight": "query"}, ("scale",), {"input_ids": TensorSpec("int64", (1, 16), 256)}
+            {"blocks.*.a.weight": "query"},
+            ("scale",),
+            {"input_ids": TensorSpec("int64", (1, 16), 256)},
         )
 
     @pytest.mark.parametrize(

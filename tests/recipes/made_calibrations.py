@@ -1,4 +1,6 @@
-"""A trainer whose answers are known: two bowls, one for key/value weights, which see the rate times their factor."""
+"""A trainer whose answers are known: two bowls, one for key/value weights, which see the rate times
+their factor.
+"""
 
 BOWLS = """
 import math
@@ -23,5 +25,8 @@ PROXY = {
     "seeds": [1, 2, 3],
     "space": {"lr": ["2^-8", "2^-4"]},
     "engine": {"workers": 0},
-    "trainer": {"function": "bowls:train", "target": "gpt:cpu_64_r1,n_heads=16,n_kv_heads=16,head_dim=4"},
+    "trainer": {
+        "function": "bowls:train",
+        "target": "gpt:cpu_64_r1,n_heads=16,n_kv_heads=16,head_dim=4",
+    },
 }

@@ -25,14 +25,24 @@ QUICK = {
     "length": {"steps": 10, "batch": 4},
 }
 EVIDENCE = Evidence(
-    gamma=0.4, low=0.1, high=0.7, question="still", swept=(-1.0, 2.0), repetitions=(1, 4), runs=9, seeds=3, study="ab"
+    gamma=0.4,
+    low=0.1,
+    high=0.7,
+    question="still",
+    swept=(-1.0, 2.0),
+    repetitions=(1, 4),
+    runs=9,
+    seeds=3,
+    study="ab",
 )
 RULE = Rule("calibrated", kv_factor=exponent_formula(0.4))
 
 
 @pytest.fixture
 def bowls(tmp_path, monkeypatch):
-    (tmp_path / "bowls.py").write_text(BOWLS.format(still=0.3, loss=1.2, noise=0.002), encoding="utf-8")
+    (tmp_path / "bowls.py").write_text(
+        BOWLS.format(still=0.3, loss=1.2, noise=0.002), encoding="utf-8"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "bowls", raising=False)
     return tmp_path
@@ -58,7 +68,9 @@ def test_the_base_is_trained_once_and_r_is_chosen_by_the_heads():
     assert made.factors.vary == {"r": (4, 12)}
     assert made.runs() == 27 * (1 + 4 * 2)
     assert made.tokens() == made.runs() * 10 * 4 * 32
-    assert {cell.tables["base"]["r"] for part in (made.base, made.factors) for cell in part.cells()} == {1}
+    assert {
+        cell.tables["base"]["r"] for part in (made.base, made.factors) for cell in part.cells()
+    } == {1}
 
 
 def test_heads_that_a_study_varies_are_kept_as_they_are_named():
@@ -68,7 +80,9 @@ def test_heads_that_a_study_varies_are_kept_as_they_are_named():
 
 def test_at_a_gamma_of_0_and_1_the_runs_are_those_of_the_named_rules():
     made = calibration({**QUICK, "rules": ["complete-p"]}, gammas=[0, 1, 2], repetitions=[1, 4])
-    named = StudyConfig.from_dict({**QUICK, "rules": ["complete-p", "gqa-mup"], "vary": {"r": [4]}, "base": {"r": 1}})
+    named = StudyConfig.from_dict(
+        {**QUICK, "rules": ["complete-p", "gqa-mup"], "vary": {"r": [4]}, "base": {"r": 1}}
+    )
     for ours, theirs in zip(made.factors.cells()[:2], named.cells(), strict=True):
         plans = [_rates(config, cell) for config, cell in ((made.factors, ours), (named, theirs))]
         assert plans[0] == pytest.approx(plans[1])
@@ -111,7 +125,9 @@ class TestRuleFiles:
     def test_a_plan_takes_the_file_and_gives_its_factor_and_reason(self, tmp_path):
         write_rule(tmp_path / "rule.json", RULE, EVIDENCE)
         with torch.device("meta"):
-            model = GPT(GPTConfig(width=64, depth=1, n_heads=8, n_kv_heads=2, vocabulary=64, context=16))
+            model = GPT(
+                GPTConfig(width=64, depth=1, n_heads=8, n_kv_heads=2, vocabulary=64, context=16)
+            )
         plan = mu.plan(model, base={"width": 64, "r": 1}, rule=str(tmp_path / "rule.json"))
         rates = {p.role: p.lr for p in plan.parameters.values()}
         assert rates["key"] / rates["query"] == pytest.approx(1.5**0.4)

@@ -14,7 +14,9 @@ SMALL, LARGE = Member(label="small", position=1.0), Member(label="large", positi
 
 def cell(rule, member, loss):
     found = {name: Estimate(-6.0, -6.1, -5.9) for name in ("lr", "weight_decay")}
-    surface = Surface(("lr", "weight_decay"), found, loss, 0.0, ((1.0, 0.0), (0.0, 1.0)), 0.01, 9, 1, ())
+    surface = Surface(
+        ("lr", "weight_decay"), found, loss, 0.0, ((1.0, 0.0), (0.0, 1.0)), 0.01, 9, 1, ()
+    )
     return CellAnalysis(rule, member, 9, 0, (1,), None, None, surface)
 
 
@@ -48,7 +50,9 @@ def test_better_is_said_only_where_an_interval_says_it():
 
 def test_a_rule_that_is_asked_for_may_be_worse():
     gap = Comparison(AT_PROXY, "nats", "b", "a", Estimate(0.1, 0.05, 0.15), better="a")
-    assert choose(analysis({"a": 0.0, "b": 0.0}, gap), "b")[1].startswith("asked for; worse than a (+0.1000")
+    assert choose(analysis({"a": 0.0, "b": 0.0}, gap), "b")[1].startswith(
+        "asked for; worse than a (+0.1000"
+    )
 
 
 def test_rules_are_compared_on_the_members_that_all_have():

@@ -37,7 +37,11 @@ def model():
 
 
 def values(groups, names):
-    return {name: tuple(group[key] for key in names) for group in groups for name in group["param_names"]}
+    return {
+        name: tuple(group[key] for key in names)
+        for group in groups
+        for name in group["param_names"]
+    }
 
 
 def batches(count=8):
@@ -87,7 +91,8 @@ def test_training_by_the_file_is_training_by_the_plan(recipe, model, tmp_path):
     groups = recipe.plan.param_groups(model, **recipe.base_values)
     for optimizer in (made["optimizer_and_schedule"](model)[0], torch.optim.AdamW(groups)):
         model.load_state_dict(start)
-        # The schedule starts its groups at the first step of warmup: here both train at the whole rate.
+        # The schedule starts its groups at the first step of warmup: here both train at the whole
+        # rate.
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"]
         losses.append([])
@@ -147,7 +152,9 @@ def test_transformers_trainer_trains_by_it(recipe, model, tmp_path):
     assert trainer.state.global_step == 2
     groups = list(trainer.optimizer.param_groups)
     warmed = made["factor"](2)
-    expected = values(recipe.plan.param_groups(model, **recipe.base_values), ("lr", "weight_decay", "eps"))
+    expected = values(
+        recipe.plan.param_groups(model, **recipe.base_values), ("lr", "weight_decay", "eps")
+    )
     for name, (lr, *rest) in values(groups, ("lr", "weight_decay", "eps")).items():
         assert (lr, *rest) == (expected[name][0] * warmed, *expected[name][1:])
 
@@ -169,21 +176,31 @@ def test_lightning_trains_by_it(recipe, model, tmp_path):
     (optimizer,) = trainer.optimizers
     rows = made["rows_of"](model)
     found = values(optimizer.param_groups, ("lr", "weight_decay", "eps"))
-    assert found == {n: (row.lr * made["factor"](2), row.weight_decay, row.eps) for n, row in rows.items()}
+    assert found == {
+        n: (row.lr * made["factor"](2), row.weight_decay, row.eps) for n, row in rows.items()
+    }
 
 
 @pytest.mark.filterwarnings("ignore")  # lightning's own
 def test_lightning_clips(recipe, model, tmp_path):
-    """It makes gradients inside of the step: a hook before the step found none, and the first step failed."""
+    """It makes gradients inside of the step: a hook before the step found none, and the first step
+    failed.
+    """
     made = run(clipped(recipe, 1e-3), "lightning", tmp_path)
     norms = []
 
     class Watched(made["Training"]):
         def on_before_zero_grad(self, optimizer):
-            gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+            gradients = {
+                name: p.grad for name, p in self.model.named_parameters() if p.grad is not None
+            }
             folded = recipe.plan.parameters
             if gradients:
-                norms.append(torch.stack([g.norm() * folded[n].folded for n, g in gradients.items()]).norm().item())
+                norms.append(
+                    torch.stack([g.norm() * folded[n].folded for n, g in gradients.items()])
+                    .norm()
+                    .item()
+                )
 
     made["initialize_"](model, seed=0)
     trainer = made["trainer"](
@@ -212,7 +229,10 @@ def test_generated_code_is_formatted_and_needs_no_mupscale(recipe, kind, clip, t
         ["check", "--isolated", "--line-length", "100", "--select", "E,F,W,I,B,UP"],
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, str(path)], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "ruff", *command, str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -230,19 +250,25 @@ def test_names_from_users_are_inert(recipe, kind):
         return
     plain, tree = ast.parse(recipe.export(kind)), ast.parse(text)
     assert [type(node) for node in tree.body] == [type(node) for node in plain.body]
-    assert ast.dump(ast.Module(tree.body[1:], [])) == ast.dump(ast.Module(plain.body[1:], []))  # but for the docstring
+    assert ast.dump(ast.Module(tree.body[1:], [])) == ast.dump(
+        ast.Module(plain.body[1:], [])
+    )  # but for the docstring
     assert "\x1b" not in text
 
 
 @pytest.mark.parametrize("kind", PYTHON)
 def test_names_of_parameters_are_inert(recipe, kind, tmp_path):
     first, *rest = recipe.rows
-    poisoned = dataclasses.replace(recipe, rows=(dataclasses.replace(first, pattern=INJECTION), *rest))
+    poisoned = dataclasses.replace(
+        recipe, rows=(dataclasses.replace(first, pattern=INJECTION), *rest)
+    )
     assert INJECTION in run(poisoned, kind, tmp_path)["TABLE"]
 
 
 def test_text_and_markdown_hold_nothing_that_acts(recipe):
-    poisoned = dataclasses.replace(recipe, target="<script>|`\x1b[31m\n# x", risks=("a | b\n\n# c",))
+    poisoned = dataclasses.replace(
+        recipe, target="<script>|`\x1b[31m\n# x", risks=("a | b\n\n# c",)
+    )
     text, page = poisoned.to_text(), poisoned.to_markdown()
     assert "\x1b" not in text + page
     assert "\n# x" not in text + page
@@ -255,7 +281,9 @@ def test_json_holds_the_recipe_and_the_whole_plan(recipe):
     assert mu.Plan.from_json(json.dumps(content["whole_plan"])) == recipe.plan
     assert content["base_values"]["lr"]["value"] == recipe.lr.value
     assert content["plan"][0]["pattern"] == "model.embed_tokens.weight"
-    assert json.loads(recipe.to_json()) == {key: value for key, value in content.items() if key != "whole_plan"}
+    assert json.loads(recipe.to_json()) == {
+        key: value for key, value in content.items() if key != "whole_plan"
+    }
 
 
 def test_what_an_export_cannot_carry_is_refused(analysis):
@@ -269,7 +297,9 @@ def test_what_an_export_cannot_carry_is_refused(analysis):
     json.loads(fused.export("json"))
     gpt = mu.transfer(DENSE, to="gpt:cpu_64_r2", analysis=analysis)
     for kind in ("torchtitan", "megatron"):
-        with pytest.raises(OptionError, match=r"knows the parameters of Llama.*Export pytorch or json"):
+        with pytest.raises(
+            OptionError, match=r"knows the parameters of Llama.*Export pytorch or json"
+        ):
             gpt.export(kind)
     lion = dataclasses.replace(gpt, plan=dataclasses.replace(gpt.plan, optimizer="lion"))
     with pytest.raises(OptionError, match="the study trained with lion"):
@@ -290,9 +320,13 @@ def test_torchtitans_patterns_find_each_parameter_once(recipe):
     """As torchtitan reads them: the first that `re.search` finds, and none without a parameter."""
     tree = ast.parse(recipe.export("torchtitan"))
     (table,) = [
-        node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "PARAM_GROUPS"
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "PARAM_GROUPS"
     ]
-    groups = [(call.args[0].value, {k.arg: k.value.value for k in call.keywords}) for call in table.elts]
+    groups = [
+        (call.args[0].value, {k.arg: k.value.value for k in call.keywords}) for call in table.elts
+    ]
     unused = {pattern for pattern, _ in groups}
     by_template = {row.pattern: row for row in recipe.rows}
     for name, parameter in titan_names(recipe):

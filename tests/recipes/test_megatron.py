@@ -1,4 +1,6 @@
-"""The export is read by megatron-core itself: its own GPT, parameter groups and scheduler, on the CPU."""
+"""The export is read by megatron-core itself: its own GPT, parameter groups and scheduler, on the
+CPU.
+"""
 
 import math
 import runpy
@@ -73,7 +75,9 @@ def found(recipe, tmp_path_factory):
     pytest.importorskip("megatron.core")
     path = tmp_path_factory.mktemp("megatron") / "recipe.py"
     path.write_text(recipe.export("megatron"))
-    done = subprocess.run([sys.executable, "-c", _GPT, str(path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _GPT, str(path)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     import json
 

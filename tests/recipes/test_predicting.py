@@ -33,7 +33,11 @@ def test_the_interval_of_one_more_member_is_students_prediction_interval():
 def test_it_holds_the_next_member_in_95_of_100_families(members):
     rng = np.random.default_rng(0)
     families = rng.normal(-6, 0.3, size=(2000, members + 1))
-    inside = [found.low <= row[-1] <= found.high for row in families for found in [predicted(known(row[:-1]))]]
+    inside = [
+        found.low <= row[-1] <= found.high
+        for row in families
+        for found in [predicted(known(row[:-1]))]
+    ]
     assert 0.935 <= np.mean(inside) <= 0.965
 
 
@@ -67,7 +71,12 @@ def test_a_drift_told_from_zero_is_followed_to_the_target():
 def test_a_drift_that_may_be_zero_is_not_followed():
     analysis, moved = family(Estimate(-0.5, -1.1, 0.1))
     assert extrapolated(analysis, moved, SHAPE) is None
-    assert extrapolated(replace(analysis, axis="d_ff"), replace(moved, drift=Estimate(1, 0.5, 2)), SHAPE) is None
+    assert (
+        extrapolated(
+            replace(analysis, axis="d_ff"), replace(moved, drift=Estimate(1, 0.5, 2)), SHAPE
+        )
+        is None
+    )
 
 
 def test_optima_that_agree_by_luck_do_not_make_it_certain():

@@ -1,4 +1,6 @@
-"""Transfer to a model with names of its own: the study knows what its proxies are, the target has its own file."""
+"""Transfer to a model with names of its own: the study knows what its proxies are, the target has
+its own file.
+"""
 
 import pytest
 
@@ -42,7 +44,10 @@ def study(tmp_path) -> Study:
 
 def test_the_proxies_have_the_sizes_that_their_roles_give(study):
     swept = swept_under(study, "gqa-mup")
-    assert [(one.shape.width, one.shape.r, one.shape.d_ff) for one in swept.variants] == [(16, 2, 32), (32, 2, 64)]
+    assert [(one.shape.width, one.shape.r, one.shape.d_ff) for one in swept.variants] == [
+        (16, 2, 32),
+        (32, 2, 64),
+    ]
     block = 2 * 32 * 32 + 2 * 16 * 32 + 2 * 32 * 64 + 2 * 32 + 64
     assert swept.variants[1].shape.parameters == 2 * block + 32 + 256 * 32
     assert swept.base == {"width": 16, "depth": 2, "r": 2, "inner": 16, "d_ff": 32}
@@ -67,4 +72,9 @@ def test_a_model_takes_the_reading_that_is_given(study):
     by_hand = mu.plan(build(width=64), base=build(width=16), reading=SAID)
     for name, one in by_hand.parameters.items():
         same = made.parameters[name]
-        assert (same.role, same.lr, same.init_std, same.eps) == (one.role, one.lr, one.init_std, one.eps)
+        assert (same.role, same.lr, same.init_std, same.eps) == (
+            one.role,
+            one.lr,
+            one.init_std,
+            one.eps,
+        )

@@ -1,4 +1,6 @@
-"""Nothing stands in a recipe that nobody said: it is "not known", and asked for once, with all names together."""
+"""Nothing stands in a recipe that nobody said: it is "not known", and asked for once, with all
+names together.
+"""
 
 import dataclasses
 import json
@@ -19,7 +21,14 @@ from mupscale.targets import build, resolve
 from tests.planning.models import Fusable
 from tests.recipes.studies import DENSE, TINY, dense, written
 
-ALL = {"weight_decay": 0.1, "std": 0.02, "betas": (0.9, 0.95), "eps": 1e-8, "clip": 1.0, "floor": 0.0}
+ALL = {
+    "weight_decay": 0.1,
+    "std": 0.02,
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "clip": 1.0,
+    "floor": 0.0,
+}
 NO_POSITIONS = "tests.recipes.test_told:without_positions"
 
 
@@ -30,7 +39,9 @@ def without_positions() -> Fusable:
 
 def silent(folder, **tables):
     """A study of a trainer of one's own that says its target, its losses and its tokens."""
-    target = TINY.replace("hidden_size=64", "hidden_size=32").replace("intermediate_size=96", "intermediate_size=48")
+    target = TINY.replace("hidden_size=64", "hidden_size=32").replace(
+        "intermediate_size=96", "intermediate_size=48"
+    )
     config = {
         "name": "silent", "rules": ["complete-p"], "seeds": [1, 2], "space": {"lr": [2**-9, 2**-3]},
         "search": {"method": "grid"}, "base": {"width": 16},
@@ -45,7 +56,9 @@ def silent(folder, **tables):
 
 
 class TestOwnTrainer:
-    """It printed betas 0.9, 0.999, eps 1e-08, "clipping off, as in the study" and "a cosine to zero"."""
+    """It printed betas 0.9, 0.999, eps 1e-08, "clipping off, as in the study" and "a cosine to
+    zero".
+    """
 
     def test_what_it_never_said_is_not_known_and_asked_for_once(self, tmp_path):
         recipe = mu.transfer(silent(tmp_path), to=TINY, weight_decay=0.1, std=0.02)
@@ -57,7 +70,8 @@ class TestOwnTrainer:
                      "then a cosine whose floor is not known"):  # fmt: skip
             assert line in text
         asked = (
-            "betas, eps, clipping, floor of the schedule. Pass betas=…, eps=…, clip=…, floor=… (--betas …, --eps …, "
+            "betas, eps, clipping, floor of the schedule. Pass betas=…, eps=…, clip=…, floor=… "
+            "(--betas …, --eps …, "
             "--clip …, --floor …)."
         )
         assert " ".join(text.split()).count(asked) == 1
@@ -65,7 +79,9 @@ class TestOwnTrainer:
         assert all(row.eps is None for row in recipe.rows)
 
     def test_json_has_null(self, tmp_path):
-        content = json.loads(mu.transfer(silent(tmp_path), to=TINY, weight_decay=0.1, std=0.02).to_json())
+        content = json.loads(
+            mu.transfer(silent(tmp_path), to=TINY, weight_decay=0.1, std=0.02).to_json()
+        )
         assert content["not_known"] == ["betas", "eps", "clip", "floor"]
         assert (content["base_values"]["betas"], content["base_values"]["eps"]) == (None, None)
         assert (content["clip"], content["floor"]) == (None, None)
@@ -76,7 +92,10 @@ class TestOwnTrainer:
     def test_a_file_for_a_trainer_is_refused_until_all_is_said(self, tmp_path, kind):
         study = silent(tmp_path)
         recipe = mu.transfer(study, to=TINY, weight_decay=0.1, std=0.02)
-        with pytest.raises(OptionError, match=r"needs numbers that are not known: betas, eps.*Pass betas=….*--betas …"):
+        with pytest.raises(
+            OptionError,
+            match=r"needs numbers that are not known: betas, eps.*Pass betas=….*--betas …",
+        ):
             recipe.export(kind)
         json.loads(recipe.export("json"))
         whole = mu.transfer(study, to=TINY, **ALL)
@@ -88,14 +107,22 @@ class TestOwnTrainer:
         with pytest.raises(OptionError) as caught:
             mu.transfer(silent(tmp_path), to=TINY)
         assert str(caught.value) == (
-            "the study does not say weight decay, init std, without which there is no recipe; nor betas, eps, "
-            "clipping, floor of the schedule, which it would leave open. Pass weight_decay=…, std=…, betas=…, eps=…, "
+            "the study does not say weight decay, init std, without which there is no recipe; nor "
+            "betas, eps, "
+            "clipping, floor of the schedule, which it would leave open. Pass weight_decay=…, "
+            "std=…, betas=…, eps=…, "
             "clip=…, floor=… (--weight-decay …, --std …, --betas …, --eps …, --clip …, --floor …)."
         )
 
     def test_what_its_study_says_is_taken(self, tmp_path):
         tables = {
-            "optimizer": {"weight_decay": 0.2, "std": 0.03, "betas": [0.8, 0.9], "eps": 1e-9, "clip": 0.5},
+            "optimizer": {
+                "weight_decay": 0.2,
+                "std": 0.03,
+                "betas": [0.8, 0.9],
+                "eps": 1e-9,
+                "clip": 0.5,
+            },
             "length": {"floor": 0.1, "batch_rule": "printed"},
             "data": {"sequence": 16},
         }
@@ -106,7 +133,10 @@ class TestOwnTrainer:
         assert recipe.length.batch_rule == "printed"
         assert "to 0.1 of the rate" in recipe.to_text()
         assert "gradients to a norm of 0.5" in recipe.to_text()
-        assert any("sequences of 64 tokens, 4 times the most that was swept (16)" in risk for risk in recipe.risks)
+        assert any(
+            "sequences of 64 tokens, 4 times the most that was swept (16)" in risk
+            for risk in recipe.risks
+        )
 
     def test_what_the_caller_says_counts_more(self, tmp_path):
         study = silent(tmp_path, optimizer={"betas": [0.8, 0.9], "clip": 0.5})
@@ -126,7 +156,9 @@ class TestOwnTrainer:
         assert content["base_values"]["betas"] == [0.9, 0.95]
         assert (content["clip"], content["floor"], content["length"]["sequence"]) == (1.0, 0.1, 32)
         assert main(["transfer", str(study.folder), "--to", TINY, "--betas", "0.9"]) == 2
-        assert "--betas '0.9' is not two numbers. Write it like 0.9,0.95." in capsys.readouterr().err
+        assert (
+            "--betas '0.9' is not two numbers. Write it like 0.9,0.95." in capsys.readouterr().err
+        )
 
     @pytest.mark.parametrize(
         ("wrong", "message"),
@@ -166,8 +198,14 @@ class TestSequence:
         """8,192 were given to a model with 1,024 positions."""
         gpt2 = build(GPT2Config(n_layer=2, n_embd=64, n_head=8))
         recipe = mu.transfer(DENSE, to=gpt2, analysis=analysis)
-        assert (recipe.length.sequence, recipe.length.sequence_source) == (1024, "all positions of the target")
-        assert f"{recipe.length.batch_sequences} sequences of 1,024 (all positions of the target)" in recipe.to_text()
+        assert (recipe.length.sequence, recipe.length.sequence_source) == (
+            1024,
+            "all positions of the target",
+        )
+        assert (
+            f"{recipe.length.batch_sequences} sequences of 1,024 (all positions of the target)"
+            in recipe.to_text()
+        )
 
     def test_is_the_papers_where_there_are_more(self, analysis):
         recipe = mu.transfer(DENSE, to=TINY.replace("max_position_embeddings=64", "max_position_embeddings=40960"),
@@ -181,8 +219,14 @@ class TestSequence:
         assert recipe.unknown == ("sequence",)
         assert (recipe.length.sequence, recipe.length.batch_sequences) == (None, None)
         rule = budget(10**9)
-        assert (recipe.length.batch_tokens, recipe.length.steps) == (rule.batch_tokens, rule.iterations)
-        assert f"{rule.batch_tokens:,} tokens; how long a sequence is, is not known" in recipe.to_text()
+        assert (recipe.length.batch_tokens, recipe.length.steps) == (
+            rule.batch_tokens,
+            rule.iterations,
+        )
+        assert (
+            f"{rule.batch_tokens:,} tokens; how long a sequence is, is not known"
+            in recipe.to_text()
+        )
         assert "sequence. Pass sequence=… (--sequence …)." in recipe.to_text()
         recipe_view(recipe.to_dict(), "")
         with pytest.raises(OptionError, match=r"not known: sequence\. Pass sequence=…"):
@@ -191,7 +235,9 @@ class TestSequence:
 
     def test_learned_positions_are_all_there_are(self, analysis):
         gpt2 = build(GPT2Config(n_layer=2, n_embd=64, n_head=8))
-        with pytest.raises(DimensionError, match="sequence=2048 is longer than the 1024 positions that GPT2LMHead"):
+        with pytest.raises(
+            DimensionError, match="sequence=2048 is longer than the 1024 positions that GPT2LMHead"
+        ):
             mu.transfer(DENSE, to=gpt2, analysis=analysis, sequence=2048)
         opt = "hf:opt,num_hidden_layers=1,hidden_size=64,num_attention_heads=8,ffn_dim=96,word_embed_proj_dim=64"
         shape = shape_of(resolve(f"{opt},max_position_embeddings=512").model)
@@ -208,7 +254,9 @@ class TestSequence:
 
 class TestBatchRule:
     def test_is_the_studys(self, tmp_path, analysis):
-        """A study by the printed rule got a batch half as large again, by the rule of the tables."""
+        """A study by the printed rule got a batch half as large again, by the rule of the
+        tables.
+        """
         study = dense(tmp_path, lambda trial: trial)
         toml = (tmp_path / "study.toml").read_text()
         assert "batch_rule" not in toml
@@ -224,8 +272,14 @@ class TestBatchRule:
         assert "by the rule that the study had: printed" in by_print.to_text()
 
     def test_steps_do_not_depend_on_whether_a_sequence_is_known(self):
-        known, unknown = (length_for(10**8, 10**9, SequenceLength(size, "")) for size in (8192, None))
-        assert (known.steps, known.warmup, known.batch_tokens) == (unknown.steps, unknown.warmup, unknown.batch_tokens)
+        known, unknown = (
+            length_for(10**8, 10**9, SequenceLength(size, "")) for size in (8192, None)
+        )
+        assert (known.steps, known.warmup, known.batch_tokens) == (
+            unknown.steps,
+            unknown.warmup,
+            unknown.batch_tokens,
+        )
 
 
 def test_a_reading_goes_to_the_target(analysis):

@@ -1,4 +1,5 @@
-"""The export is read by torchtitan itself, which `make test` installs beside the rest: see torchtitan.txt.
+"""The export is read by torchtitan itself, which `make test` installs beside the rest: see
+torchtitan.txt.
 
 `make test` runs this file once more, with torchtitan in sight; there a missing piece is a failure.
 """
@@ -23,7 +24,9 @@ def titan():
     name = "torchtitan.models.llama3.config_registry"
     if "TORCHTITAN" in os.environ:
         return importlib.import_module(name)
-    return pytest.importorskip(name, exc_type=ImportError, reason="run with torchtitan in sight, by make test")
+    return pytest.importorskip(
+        name, exc_type=ImportError, reason="run with torchtitan in sight, by make test"
+    )
 
 
 def parsed(recipe, folder, monkeypatch, *arguments):
@@ -33,11 +36,15 @@ def parsed(recipe, folder, monkeypatch, *arguments):
     (folder / "titan_recipe.py").write_text(recipe.export("torchtitan"))
     monkeypatch.syspath_prepend(str(folder))
     sys.modules.pop("titan_recipe", None)
-    return ConfigManager().parse_args(["--module", "titan_recipe", "--config", "recipe", *arguments])
+    return ConfigManager().parse_args(
+        ["--module", "titan_recipe", "--config", "recipe", *arguments]
+    )
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "qwen3-32b"])
-def test_its_config_and_its_optimizer_hold_the_plans_values(name, titan, analysis, tmp_path, monkeypatch):
+def test_its_config_and_its_optimizer_hold_the_plans_values(
+    name, titan, analysis, tmp_path, monkeypatch
+):
     recipe = mu.transfer(DENSE, to=name, rule="gqa-mup", analysis=analysis)
     config = parsed(recipe, tmp_path, monkeypatch, "--training.local_batch_size", "1")
     length = recipe.length
@@ -74,7 +81,11 @@ def test_its_schedule_is_ours_but_for_the_last_step(titan, analysis, tmp_path, m
     recipe = mu.transfer(DENSE, to="llama-3-8b", analysis=analysis)
     config = parsed(recipe, tmp_path, monkeypatch)
     optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = next(iter(config.lr_scheduler.build(optimizers=[optimizer], training_steps=config.training.steps)))
+    schedule = next(
+        iter(
+            config.lr_scheduler.build(optimizers=[optimizer], training_steps=config.training.steps)
+        )
+    )
     from mupscale.training.schedule import Cosine
 
     ours = Cosine(recipe.length.steps + 1, recipe.length.warmup)

@@ -41,7 +41,9 @@ def test_rows_hold_what_the_plan_gives_the_optimizer(recipe):
     by_name = {name: group for group in groups for name in group["param_names"]}
     for name, parameter in recipe.plan.parameters.items():
         row = next(row for row in recipe.rows if row.pattern == parameter.template)
-        assert (row.lr, row.weight_decay, row.eps) == tuple(by_name[name][k] for k in ("lr", "weight_decay", "eps"))
+        assert (row.lr, row.weight_decay, row.eps) == tuple(
+            by_name[name][k] for k in ("lr", "weight_decay", "eps")
+        )
     assert sum(row.count for row in recipe.rows) == len(recipe.plan.parameters)
 
 
@@ -51,7 +53,9 @@ def test_keys_and_values_have_the_factor_of_the_rule(analysis):
         return {row.role: row.lr for row in rows}
 
     shared, plain = rates("gqa-mup"), rates("complete-p")
-    assert shared["key"] / shared["query"] == pytest.approx((1 + math.sqrt(4)) / 2)  # r = 4 from a base with r = 1
+    assert shared["key"] / shared["query"] == pytest.approx(
+        (1 + math.sqrt(4)) / 2
+    )  # r = 4 from a base with r = 1
     assert plain["key"] == plain["query"]
 
 
@@ -68,7 +72,9 @@ def test_decay_is_carried_over_by_value_and_by_time_scale(analysis):
 
 
 def test_effective_time_scales_are_those_of_the_groups(analysis):
-    """Under mup decay is not scaled, so hidden matrices remember longer than the embedding, by the width ratio."""
+    """Under mup decay is not scaled, so hidden matrices remember longer than the embedding, by the
+    width ratio.
+    """
     recipe = mu.transfer(DENSE, to=on_meta(dataclasses.replace(BASE, width=128, n_heads=16)), rule="mup",
                          analysis=analysis)  # fmt: skip
     low, high = recipe.effective_taus
@@ -82,10 +88,19 @@ def test_effective_time_scales_are_those_of_the_groups(analysis):
 def test_the_length_follows_the_papers_rules(analysis):
     recipe = mu.transfer(DENSE, to="gpt:kvr_12", rule="mup", analysis=analysis, tokens=881_900_000)
     rule = budget(881_900_000)
-    assert recipe.shape.parameters == parameter_counts(resolve("gpt:kvr_12").model.config).non_embedding
-    assert (recipe.length.batch_sequences, recipe.length.steps, recipe.length.warmup) == (33, 3262, 65)
+    assert (
+        recipe.shape.parameters
+        == parameter_counts(resolve("gpt:kvr_12").model.config).non_embedding
+    )
+    assert (recipe.length.batch_sequences, recipe.length.steps, recipe.length.warmup) == (
+        33,
+        3262,
+        65,
+    )
     assert (recipe.length.batch_tokens, recipe.length.steps) == (rule.batch_tokens, rule.iterations)
-    short = mu.transfer(DENSE, to="gpt:kvr_12", rule="mup", analysis=analysis, tokens=881_900_000, sequence=1024)
+    short = mu.transfer(
+        DENSE, to="gpt:kvr_12", rule="mup", analysis=analysis, tokens=881_900_000, sequence=1024
+    )
     assert short.length.batch_tokens == recipe.length.batch_tokens
 
 
@@ -110,7 +125,9 @@ def test_the_cost_is_six_flops_a_parameter_and_token(recipe):
 
 
 def test_experts_cost_what_a_token_passes():
-    shape = shape_of(resolve("hf:mixtral,num_hidden_layers=1,hidden_size=64,intermediate_size=96").model)
+    shape = shape_of(
+        resolve("hf:mixtral,num_hidden_layers=1,hidden_size=64,intermediate_size=96").model
+    )
     experts = 8 * 3 * 64 * 96
     assert shape.parameters - shape.active_parameters == experts * 6 // 8  # two of eight
 
@@ -122,7 +139,8 @@ def test_risks_name_every_distance_with_its_number(analysis):
         "width 5120 is 53.3 times the largest that was swept (96)",
         "depth 64 is 32 times the largest that was swept (2)",
         "r = 8 is not among the r that were swept (1, 4, 12)",
-        "GPT was swept, and this is Qwen3ForCausalLM; its feed-forward part was not gated and is gated",
+        "GPT was swept, and this is Qwen3ForCausalLM; its feed-forward part was not gated and is "
+        "gated",
         "256 tokens (python-stdlib) there, 151936 here",
         "20 tokens per parameter, 10 times the most that was swept (2)",
         "The rules say nothing on batch size",
@@ -130,7 +148,9 @@ def test_risks_name_every_distance_with_its_number(analysis):
     ):
         assert words in said
     near = mu.transfer(DENSE, to=on_meta(BASE), rule="mup", analysis=analysis)
-    assert not any("width" in risk or "depth" in risk or "architecture" in risk for risk in near.risks)
+    assert not any(
+        "width" in risk or "depth" in risk or "architecture" in risk for risk in near.risks
+    )
 
 
 def test_the_recipe_says_what_the_records_do_not_tell_apart(analysis):
@@ -171,7 +191,15 @@ def test_one_model_alone_says_that_transfer_was_not_measured(tmp_path):
     }  # fmt: skip
     points = [(-8 + k / 2, 2 + 0.05 * (k / 2 - 2.2) ** 2 + 0.001 * (-1) ** k) for k in range(9)]
     trials = [
-        {"cell": "mup", "rule": "mup", "seed": 1, "params": {"lr": 2**x}, "loss": y, "steps": 100, "tokens": 25600}
+        {
+            "cell": "mup",
+            "rule": "mup",
+            "seed": 1,
+            "params": {"lr": 2**x},
+            "loss": y,
+            "steps": 100,
+            "tokens": 25600,
+        }
         for x, y in points
     ]
     recipe = mu.transfer(written(tmp_path, config, trials), to=TINY)
@@ -182,8 +210,12 @@ def test_one_model_alone_says_that_transfer_was_not_measured(tmp_path):
 
 
 def own(folder, **changes):
-    """A study of a trainer of one's own: a Llama over two widths, with the decay's time scale searched too."""
-    target = TINY.replace("hidden_size=64", "hidden_size=32").replace("intermediate_size=96", "intermediate_size=48")
+    """A study of a trainer of one's own: a Llama over two widths, with the decay's time scale
+    searched too.
+    """
+    target = TINY.replace("hidden_size=64", "hidden_size=32").replace(
+        "intermediate_size=96", "intermediate_size=48"
+    )
     config = {
         "name": "own", "rules": ["complete-p"], "seeds": [1, 2], "vary": {"width": [32, 64]},
         "space": {"lr": [2**-9, 2**-3], "tau_epoch": [0.1, 10]}, "search": {"method": "random", "trials": 40},
@@ -213,7 +245,9 @@ def test_a_trainer_of_ones_own_hands_over_its_time_scale(tmp_path):
 
 
 def test_what_a_trainer_did_not_say_is_asked_for(tmp_path):
-    with pytest.raises(OptionError, match=r"does not say tokens of a run, without .* Pass tokens=…, eps=…, clip=…"):
+    with pytest.raises(
+        OptionError, match=r"does not say tokens of a run, without .* Pass tokens=…, eps=…, clip=…"
+    ):
         mu.transfer(own(tmp_path / "a", tokens=None), to=TINY)
     recipe = mu.transfer(own(tmp_path / "b", tokens=None), to=TINY, tokens=1e8)
     assert recipe.evidence.study_flops is None
@@ -245,19 +279,28 @@ def test_decay_inside_of_the_gradient_has_no_time_scale(recipe):
     assert (found.by_wd.value, found.by_tau, found.proxy_tau) == (0.1, None, None)
     with pytest.raises(OptionError, match="l2 decay has no time scale"):
         carried("tau", 0.01, decay, None, proxy_steps=100, target_steps=1000, kind="l2")
-    assert dataclasses.replace(recipe, plan=dataclasses.replace(recipe.plan, decay="l2")).effective_taus is None
+    assert (
+        dataclasses.replace(
+            recipe, plan=dataclasses.replace(recipe.plan, decay="l2")
+        ).effective_taus
+        is None
+    )
 
 
 def test_independent_decay_has_the_time_scale_of_its_own_steps():
     decay = BaseValue.fixed(0.1, "not searched")
-    found = carried("tau", 0.01, decay, None, proxy_steps=100, target_steps=1000, kind="independent")
+    found = carried(
+        "tau", 0.01, decay, None, proxy_steps=100, target_steps=1000, kind="independent"
+    )
     assert found.proxy_tau == pytest.approx(1 / (0.1 * 100)) == found.target_tau
     assert found.value.value == pytest.approx(1 / (found.proxy_tau * 1000))
 
 
 def test_a_model_with_constants_needs_a_base_of_its_own_kind(analysis):
     name = "hf:gemma2,num_hidden_layers=2,hidden_size=256,vocab_size=128,head_dim=32"
-    with pytest.raises(UnreadableModelError, match=r"cannot be planned from the study's base .*base=model"):
+    with pytest.raises(
+        UnreadableModelError, match=r"cannot be planned from the study's base .*base=model"
+    ):
         mu.transfer(DENSE, to=name, analysis=analysis)
     base = mu.proxy(resolve(name).config, width=64, depth=1)
     recipe = mu.transfer(DENSE, to=name, base=base, analysis=analysis)
@@ -272,6 +315,8 @@ def test_experts_are_planned_from_a_plain_base(analysis):
 
 
 def test_given_values_take_the_place_of_what_was_not_searched(analysis):
-    recipe = mu.transfer(DENSE, to=TINY, rule="mup", weight_decay=0.2, std=0.02, eps=1e-10, analysis=analysis)
+    recipe = mu.transfer(
+        DENSE, to=TINY, rule="mup", weight_decay=0.2, std=0.02, eps=1e-10, analysis=analysis
+    )
     assert [v.value for v in (recipe.weight_decay, recipe.std, recipe.eps)] == [0.2, 0.02, 1e-10]
     assert {v.source for v in (recipe.weight_decay, recipe.std, recipe.eps)} == {"given"}

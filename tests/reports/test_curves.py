@@ -1,4 +1,6 @@
-"""The paper's figure: each optimum, their mean and spread are where the analysis has them, and the valley is seen."""
+"""The paper's figure: each optimum, their mean and spread are where the analysis has them, and the
+valley is seen.
+"""
 
 import math
 import sys
@@ -41,7 +43,8 @@ def lines_of(axes, *, marker=None, style=None):
     return [
         line
         for line in axes.get_lines()
-        if (marker is None or line.get_marker() == marker) and (style is None or line.get_linestyle() == style)
+        if (marker is None or line.get_marker() == marker)
+        and (style is None or line.get_linestyle() == style)
     ]
 
 
@@ -51,13 +54,18 @@ def test_a_line_is_the_mean_over_seeds_at_each_rate():
         for curve in panel.curves:
             own = [run for run in runs if run.rule == panel.rule and run.member == curve.member]
             for rate, mean in curve.mean:
-                assert mean == pytest.approx(np.mean([run.loss for run in own if run.log2("lr") == rate]))
+                assert mean == pytest.approx(
+                    np.mean([run.loss for run in own if run.log2("lr") == rate])
+                )
             assert [rate for rate, _ in curve.mean] == sorted({run.log2("lr") for run in own})
             assert len(curve.runs) == len(own)
 
 
 def test_a_rate_at_which_a_seed_diverged_has_a_cross_and_no_mean():
-    runs = [replace(run, loss=None) if run.seed == 2 and run.log2("lr") == -4 else run for run in rate_runs()]
+    runs = [
+        replace(run, loss=None) if run.seed == 2 and run.log2("lr") == -4 else run
+        for run in rate_runs()
+    ]
     for panel in panels_of(runs):
         for curve in panel.curves:
             assert curve.diverged == (-4.0,)
@@ -75,7 +83,9 @@ def test_optima_intervals_mean_and_spread_are_drawn_where_the_analysis_has_them(
         cells = [cell for cell in analysis.cells if cell.rule == transfer.rule]
         points = [line.get_xdata()[0] for line in axes.get_lines() if len(line.get_xdata()) == 1]
         assert points == pytest.approx([cell.found["lr"].value for cell in cells])
-        bars = [tuple(line.get_xdata()) for line in axes.get_lines() if len(set(line.get_ydata())) == 1]
+        bars = [
+            tuple(line.get_xdata()) for line in axes.get_lines() if len(set(line.get_ydata())) == 1
+        ]
         for cell in cells:
             assert (cell.found["lr"].low, cell.found["lr"].high) in bars
         dashed = next(line for line in axes.get_lines() if line.get_linestyle() == "--")
@@ -94,16 +104,24 @@ def test_an_interval_without_end_runs_to_an_arrow_at_the_edge_and_its_optimum_is
     figure = draw_curves([replace(panel, curves=(replace(panel.curves[0], found=found),))])
     (below,) = axes_of(figure, 1)
     left, right = below.get_xlim()
-    bar = next(line for line in below.get_lines() if len(set(line.get_ydata())) == 1 and len(line.get_xdata()) == 2)
+    bar = next(
+        line
+        for line in below.get_lines()
+        if len(set(line.get_ydata())) == 1 and len(line.get_xdata()) == 2
+    )
     assert tuple(bar.get_xdata()) == (left, right)
     single = [line for line in below.get_lines() if len(line.get_xdata()) == 1]
     assert sorted(line.get_xdata()[0] for line in single) == [left, -6, right]
-    assert next(line for line in single if line.get_xdata()[0] == -6).get_markerfacecolor() == "white"
+    assert (
+        next(line for line in single if line.get_xdata()[0] == -6).get_markerfacecolor() == "white"
+    )
     assert "optimum not bounded" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_an_explosion_leaves_the_top_and_does_not_hide_the_valley():
-    calm, wild = (axes_of(draw_curves(panels_of(rate_runs(explode=size))), 0)[0] for size in (0.0, 50.0))
+    calm, wild = (
+        axes_of(draw_curves(panels_of(rate_runs(explode=size))), 0)[0] for size in (0.0, 50.0)
+    )
     assert wild.get_ylim()[1] < 3
     assert wild.get_ylim()[0] == pytest.approx(calm.get_ylim()[0], abs=0.1)
 
@@ -122,7 +140,12 @@ def test_panels_share_their_axes_and_only_the_first_of_a_row_has_numbers():
     runs = rate_runs(rules=("sp", "mup", "complete-p", "gqa-mup"))
     above = axes_of(draw_curves(panels_of(runs)), 0)
     assert len({axes.get_ylim() for axes in above}) == len({axes.get_xlim() for axes in above}) == 1
-    assert [axes.yaxis.get_tick_params()["labelleft"] for axes in above] == [True, False, True, False]
+    assert [axes.yaxis.get_tick_params()["labelleft"] for axes in above] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_where_two_parameters_were_searched_runs_are_points_and_not_joined():
@@ -132,18 +155,28 @@ def test_where_two_parameters_were_searched_runs_are_points_and_not_joined():
 
 def test_every_panel_says_what_it_rests_on():
     runs = rate_runs()
-    texts = [text.get_text() for axes in axes_of(draw_curves(panels_of(runs), axis="r"), 0) for text in axes.texts]
+    texts = [
+        text.get_text()
+        for axes in axes_of(draw_curves(panels_of(runs), axis="r"), 0)
+        for text in axes.texts
+    ]
     assert all(f"{len(runs) // 2} runs" in text and "3 seeds" in text for text in texts)
     assert all("sd 0.25 (log₂)" in text and "a doubling of r\n" in text for text in texts)
 
 
 def test_a_drift_over_sizes_says_so_within_the_figure():
     figure = draw_curves(panels_of(rate_runs()), axis="parameters")
-    assert all("a doubling of size\n" in text.get_text() for axes in axes_of(figure, 0) for text in axes.texts)
+    assert all(
+        "a doubling of size\n" in text.get_text()
+        for axes in axes_of(figure, 0)
+        for text in axes.texts
+    )
     assert texts_outside(figure) == []
 
 
-@pytest.mark.parametrize("name", HOSTILE, ids=["html", "dollars", "controls", "formula", "long", "glyphs"])
+@pytest.mark.parametrize(
+    "name", HOSTILE, ids=["html", "dollars", "controls", "formula", "long", "glyphs"]
+)
 def test_names_are_names_and_stay_within_the_figure(name):
     members = (Member(label=name, position=1.0), Member(label=f"{name} 2", position=2.0))
     runs = rate_runs(rules=(name,), members=members)

@@ -50,13 +50,17 @@ def test_tau_is_one_over_decay_rate_and_steps():
     for run in runs:
         expected = math.log2(1 / (run.params["weight_decay"] * run.params["lr"] * 384))
         assert coordinate(run, "tau_epoch") == pytest.approx(expected)
-        assert (run.log2("lr"), coordinate(run, "tau_epoch")) in tau.maps[run.rule, run.member].points
+        assert (run.log2("lr"), coordinate(run, "tau_epoch")) in tau.maps[
+            run.rule, run.member
+        ].points
 
 
 def test_a_search_over_tau_has_the_same_maps_as_the_search_over_decay_that_it_stands_for():
     by_decay = surface_runs()
     by_tau = [
-        replace(run, params={"lr": run.params["lr"], "tau_epoch": 2 ** coordinate(run, "tau_epoch")})
+        replace(
+            run, params={"lr": run.params["lr"], "tau_epoch": 2 ** coordinate(run, "tau_epoch")}
+        )
         for run in by_decay
     ]
     tau, decay = grids_of(by_tau)
@@ -100,7 +104,9 @@ def test_all_panels_share_one_scale_of_colours_and_their_axes():
 
 def test_seeds_at_one_place_are_one_cell_with_their_mean_unless_one_diverged():
     first = surface_runs()
-    runs = first + [replace(run, seed=2, loss=None if run.loss is None else run.loss + 0.2) for run in first]
+    runs = first + [
+        replace(run, seed=2, loss=None if run.loss is None else run.loss + 0.2) for run in first
+    ]
     runs[49 * 4] = replace(runs[49 * 4], loss=None)
     one = next(iter(grids_of(runs)[0].maps.values()))
     assert (len(one.points), one.runs, one.diverged) == (49, 98, 5)
@@ -114,7 +120,9 @@ def test_nothing_is_shown_beyond_what_was_searched():
         corners = np.array(one.outline)
         edges = np.roll(corners, -1, axis=0) - corners
         for place in one.points:
-            side = edges[:, 0] * (place[1] - corners[:, 1]) - edges[:, 1] * (place[0] - corners[:, 0])
+            side = edges[:, 0] * (place[1] - corners[:, 1]) - edges[:, 1] * (
+                place[0] - corners[:, 0]
+            )
             assert np.all(side > 0) or np.all(side < 0)
 
 
@@ -142,15 +150,21 @@ def test_one_run_and_runs_in_a_line_have_maps(count):
 
 def test_there_is_no_map_without_two_parameters_and_none_over_tau_without_steps():
     assert grids_of(rate_runs()) == []
-    assert grids_of([replace(run, params={**run.params, "std": 0.1}) for run in surface_runs()]) == []
+    assert (
+        grids_of([replace(run, params={**run.params, "std": 0.1}) for run in surface_runs()]) == []
+    )
     assert [grid.names[1] for grid in grids_of(surface_runs(steps=None))] == ["weight_decay"]
     with pytest.raises(OptionError, match="no run to draw"):
         draw_maps(replace(grids_of(surface_runs())[0], maps={}))
 
 
-@pytest.mark.parametrize("name", HOSTILE, ids=["html", "dollars", "controls", "formula", "long", "glyphs"])
+@pytest.mark.parametrize(
+    "name", HOSTILE, ids=["html", "dollars", "controls", "formula", "long", "glyphs"]
+)
 def test_names_are_names_and_stay_within_the_figure(name):
-    runs = surface_runs(rules=(name,), members=(Member(label=name, position=1.0), Member(label=f"2{name}")))
+    runs = surface_runs(
+        rules=(name,), members=(Member(label=name, position=1.0), Member(label=f"2{name}"))
+    )
     for grid in grids_of(runs):
         figure = draw_maps(grid, axis=name)
         assert texts_outside(figure) == []
@@ -159,6 +173,9 @@ def test_names_are_names_and_stay_within_the_figure(name):
 
 def test_the_mean_is_over_optima_that_the_runs_bound():
     decay = grids_of(surface_runs())[0]
-    falling = [replace(run, loss=2 + run.log2("lr")) if run.member == MEMBERS[1] else run for run in surface_runs()]
+    falling = [
+        replace(run, loss=2 + run.log2("lr")) if run.member == MEMBERS[1] else run
+        for run in surface_runs()
+    ]
     assert set(decay.means) == set(RULES)
     assert grids_of(falling)[0].means == {}

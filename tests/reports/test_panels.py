@@ -1,4 +1,6 @@
-"""A coordinate check reads at a glance: comparable axes, numbers on them, and nothing over anything else."""
+"""A coordinate check reads at a glance: comparable axes, numbers on them, and nothing over anything
+else.
+"""
 
 import math
 import sys
@@ -8,25 +10,55 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mupscale.errors import DimensionError, MissingExtraError, NonFiniteError, OptionError, UnknownNameError
+from mupscale.errors import (
+    DimensionError,
+    MissingExtraError,
+    NonFiniteError,
+    OptionError,
+    UnknownNameError,
+)
 from mupscale.reports import Line, Panel, draw_panels, save_figure
 from mupscale.reports.log_axes import comparable_limits, comparable_ticks, plain_number
 
 SCALES = (1, 2, 4, 8, 16, 32)
-ROLES = ("query", "key", "value", "output projection", "feed-forward gate", "feed-forward down", "embedding", "readout")
+ROLES = (
+    "query",
+    "key",
+    "value",
+    "output projection",
+    "feed-forward gate",
+    "feed-forward down",
+    "embedding",
+    "readout",
+)
 
 
 def line(label: str, mean: list[float]) -> Line:
-    return Line(label, list(range(1, len(mean) + 1)), mean, [0.95 * m for m in mean], [1.05 * m for m in mean])
+    return Line(
+        label,
+        list(range(1, len(mean) + 1)),
+        mean,
+        [0.95 * m for m in mean],
+        [1.05 * m for m in mean],
+    )
 
 
-def family(title: str, base: float = 0.03, slope: float = 0.0, n_steps: int = 10, **heading) -> Panel:
+def family(
+    title: str, base: float = 0.03, slope: float = 0.0, n_steps: int = 10, **heading
+) -> Panel:
     growth = [base * (1 + 0.01 * step) for step in range(n_steps)]
-    return Panel(title, [line(f"r = {r}", [r**slope * value for value in growth]) for r in SCALES], **heading)
+    return Panel(
+        title, [line(f"r = {r}", [r**slope * value for value in growth]) for r in SCALES], **heading
+    )
 
 
 def draw(*panels: Panel, **texts):
-    labels = {"x_label": "step", "y_label": "RMS change", "title": "Coordinate check", "legend_title": "repetitions"}
+    labels = {
+        "x_label": "step",
+        "y_label": "RMS change",
+        "title": "Coordinate check",
+        "legend_title": "repetitions",
+    }
     return draw_panels(panels, **labels | texts)
 
 
@@ -36,7 +68,9 @@ def y_tick_labels(axes) -> list[str]:
     return [label.get_text() for tick, label in ticks if low <= tick <= high]
 
 
-@pytest.mark.parametrize(("n_panels", "columns"), [(1, 1), (2, 2), (4, 4), (5, 3), (7, 4), (8, 4), (9, 3), (24, 4)])
+@pytest.mark.parametrize(
+    ("n_panels", "columns"), [(1, 1), (2, 2), (4, 4), (5, 3), (7, 4), (8, 4), (9, 3), (24, 4)]
+)
 def test_there_is_one_axes_for_each_panel_and_no_empty_cell_is_drawn(n_panels, columns):
     figure = draw(*(family(f"role {index}") for index in range(n_panels)))
     assert len([axes for axes in figure.axes if axes.get_visible()]) == n_panels
@@ -46,7 +80,9 @@ def test_there_is_one_axes_for_each_panel_and_no_empty_cell_is_drawn(n_panels, c
 def test_means_and_intervals_are_what_was_given():
     panel = family("key", slope=-0.3)
     axes = draw(panel).axes[0]
-    assert [list(drawn.get_ydata()) for drawn in axes.get_lines()] == [given.mean for given in panel.lines]
+    assert [list(drawn.get_ydata()) for drawn in axes.get_lines()] == [
+        given.mean for given in panel.lines
+    ]
     for band, given_line in zip(axes.collections, panel.lines, strict=True):
         heights = band.get_paths()[0].vertices[:, 1]
         assert heights.min() == pytest.approx(min(given_line.low))
@@ -81,7 +117,9 @@ def test_all_axes_share_a_factor_of_at_least_four_and_have_three_to_nine_distinc
 
 
 def test_an_interval_that_reaches_below_zero_ends_at_the_axis_and_leaves_the_means_in_sight():
-    axes = draw(Panel("noisy", [Line("r = 1", [1, 2], [0.1, 0.1], [-5.0, -5.0], [900.0, 900.0])])).axes[0]
+    axes = draw(
+        Panel("noisy", [Line("r = 1", [1, 2], [0.1, 0.1], [-5.0, -5.0], [900.0, 900.0])])
+    ).axes[0]
     low, high = axes.get_ylim()
     assert axes.collections[0].get_paths()[0].vertices[:, 1].min() == low
     assert high / low < 5
@@ -91,7 +129,9 @@ def test_a_label_keeps_its_colour_in_every_panel_and_larger_values_are_lighter_b
     from matplotlib.colors import to_rgb
 
     def luminance(colour: str) -> float:
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
+        linear = [
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)
+        ]
         return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
     whole = family("query")
@@ -108,7 +148,9 @@ def test_one_legend_outside_the_axes_names_each_value_once():
     assert [text.get_text() for text in legend.get_texts()] == [f"r = {r}" for r in SCALES]
     assert legend.get_title().get_text() == "repetitions"
     figure.draw_without_rendering()
-    assert not any(legend.get_window_extent().overlaps(axes.get_window_extent()) for axes in figure.axes)
+    assert not any(
+        legend.get_window_extent().overlaps(axes.get_window_extent()) for axes in figure.axes
+    )
     assert all(axes.get_legend() is None for axes in figure.axes)
 
 
@@ -149,7 +191,9 @@ def test_the_verdict_is_a_word_with_a_symbol_and_the_note_is_written(verdict, wo
 def test_no_text_is_clipped_and_no_title_runs_into_its_verdict(n_panels):
     long = "A title that is long enough to need more than a line above a figure that has one panel or two"
     roles = [*ROLES, "layers.11.attention.q_proj.weight"][-n_panels:]
-    figure = draw(*(family(role, verdict="inconclusive", note="slope −0.32") for role in roles), title=long)
+    figure = draw(
+        *(family(role, verdict="inconclusive", note="slope −0.32") for role in roles), title=long
+    )
     figure.draw_without_rendering()
     page = figure.bbox.padded(1)
     for axes in figure.axes:
@@ -195,7 +239,9 @@ def test_a_number_that_is_not_finite_names_the_panel_the_line_and_the_step(bad):
 
 
 def test_a_mean_that_has_no_logarithm_is_refused():
-    with pytest.raises(OptionError, match="line 'r = 4': mean is 0 at x = 1, which a log axis cannot show"):
+    with pytest.raises(
+        OptionError, match="line 'r = 4': mean is 0 at x = 1, which a log axis cannot show"
+    ):
         draw(Panel("key", [line("r = 4", [0.0, 1.0])]))
 
 

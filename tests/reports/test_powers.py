@@ -11,7 +11,14 @@ WIDTHS = (32, 64, 128)
 
 def curve(label, slope, theory=True):
     mean = [2.0 * (x / 32) ** slope for x in WIDTHS]
-    return PowerCurve(label, WIDTHS, mean, [m / 1.1 for m in mean], [m * 1.1 for m in mean], mean if theory else ())
+    return PowerCurve(
+        label,
+        WIDTHS,
+        mean,
+        [m / 1.1 for m in mean],
+        [m * 1.1 for m in mean],
+        mean if theory else (),
+    )
 
 
 def drawn(panels):
@@ -19,17 +26,24 @@ def drawn(panels):
 
 
 def test_a_power_law_is_a_straight_line_and_all_panels_have_the_same_factor(tmp_path):
-    panels = [PowerPanel(f"role {k}", [curve("up", 1.0), curve("flat", 0.0, theory=False)], "a note") for k in range(4)]
+    panels = [
+        PowerPanel(f"role {k}", [curve("up", 1.0), curve("flat", 0.0, theory=False)], "a note")
+        for k in range(4)
+    ]
     figure = drawn(panels)
     assert len(figure.axes) == 4
     for axes in figure.axes:
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
         bottom, top = axes.get_ylim()
-        assert top / bottom == pytest.approx(figure.axes[0].get_ylim()[1] / figure.axes[0].get_ylim()[0])
+        assert top / bottom == pytest.approx(
+            figure.axes[0].get_ylim()[1] / figure.axes[0].get_ylim()[0]
+        )
         assert [text.get_text() for text in axes.get_xticklabels()] == ["32", "64", "128"]
         assert len(axes.lines) == 3  # two curves and the theory of one
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["up", "flat", "as n$^δ$"]
-    assert all(path.stat().st_size for path in save_figure(figure, tmp_path / "figure", ("png", "svg")))
+    assert all(
+        path.stat().st_size for path in save_figure(figure, tmp_path / "figure", ("png", "svg"))
+    )
 
 
 def test_an_interval_without_end_does_not_stretch_the_axis():

@@ -1,4 +1,6 @@
-"""A forest plot says for each slope where it is, how sure that is, what theory says, and what was concluded."""
+"""A forest plot says for each slope where it is, how sure that is, what theory says, and what was
+concluded.
+"""
 
 import math
 import sys
@@ -59,14 +61,20 @@ def test_points_and_predictions_are_where_they_were_measured_and_predicted():
     diamonds = markers(axes, "D")
     assert [diamond.get_xdata()[0] for diamond in diamonds] == [-0.5, 0.0]
     assert all(diamond.get_markerfacecolor() == "none" for diamond in diamonds)
-    intervals = [drawn for drawn in axes.get_lines() if len(drawn.get_xdata()) == 2 and drawn.get_marker() == "None"]
+    intervals = [
+        drawn
+        for drawn in axes.get_lines()
+        if len(drawn.get_xdata()) == 2 and drawn.get_marker() == "None"
+    ]
     assert [KEY.low, KEY.high] in [list(interval.get_xdata()) for interval in intervals]
 
 
 def test_the_tolerance_is_a_zone_about_a_line_at_zero():
     axes = draw(KEY, tolerance=0.07).axes[0]
     (zone,) = axes.patches
-    assert zone.get_extents().transformed(axes.transData.inverted()).intervalx == pytest.approx([-0.07, 0.07])
+    assert zone.get_extents().transformed(axes.transData.inverted()).intervalx == pytest.approx(
+        [-0.07, 0.07]
+    )
     assert any(list(drawn.get_xdata()) == [0, 0] for drawn in axes.get_lines())
 
 
@@ -74,7 +82,12 @@ def test_verdicts_and_numbers_are_written_beside_the_bars_with_a_true_minus():
     axes = draw(KEY, QUERY, VALUE, GATE).axes[0]
     assert written(axes) == [
         *["✗ fail", "✓ pass", "? inconclusive", "– not judged"],
-        *["−0.323 [−0.34, −0.30]", "+0.010 [−0.02, +0.04]", "−0.060 [−0.15, +0.03]", "+0.020 [−0.01, +0.05]"],
+        *[
+            "−0.323 [−0.34, −0.30]",
+            "+0.010 [−0.02, +0.04]",
+            "−0.060 [−0.15, +0.03]",
+            "+0.020 [−0.01, +0.05]",
+        ],
     ]
 
 
@@ -87,7 +100,14 @@ def test_the_legend_names_only_what_is_shown():
     def labels(*bars: SlopeBar) -> list[str]:
         return [text.get_text() for text in draw(*bars).legends[0].get_texts()]
 
-    everything = ["✓ pass", "✗ fail", "? inconclusive", "shown, not judged", "predicted by theory", "tolerance ±0.05"]
+    everything = [
+        "✓ pass",
+        "✗ fail",
+        "? inconclusive",
+        "shown, not judged",
+        "predicted by theory",
+        "tolerance ±0.05",
+    ]
     assert labels(KEY, QUERY, VALUE, GATE) == everything
     assert labels(GATE) == ["shown, not judged", "tolerance ±0.05"]
 
@@ -136,7 +156,13 @@ def test_no_text_is_clipped_or_over_another(n):
     figure = draw(*many(n))
     (axes,) = figure.axes
     figure.draw_without_rendering()
-    texts = [*axes.texts, *axes.get_yticklabels(), axes.xaxis.label, *figure.legends[0].get_texts(), figure._suptitle]
+    texts = [
+        *axes.texts,
+        *axes.get_yticklabels(),
+        axes.xaxis.label,
+        *figure.legends[0].get_texts(),
+        figure._suptitle,
+    ]
     extents = [text.get_window_extent() for text in texts]
     page = figure.bbox.padded(1)
     assert all(page.contains(*extent.min) and page.contains(*extent.max) for extent in extents)

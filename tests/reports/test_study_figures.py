@@ -17,7 +17,9 @@ from tests.reports.made_studies import HOSTILE, analysed, rate_runs, surface_run
 BEGINS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".parquet": b"PAR1"}
 
 
-def saved(runs: list[Measurement], folder: Path, axis: str | None = "r", formats=("png",)) -> dict[str, Path]:
+def saved(
+    runs: list[Measurement], folder: Path, axis: str | None = "r", formats=("png",)
+) -> dict[str, Path]:
     paths = save_study_figures(analysed(runs, axis), runs, folder, formats)
     assert sorted(paths) == sorted(folder.iterdir()) if paths else not folder.exists()
     return {path.name: path for path in paths}
@@ -29,7 +31,9 @@ def test_a_study_of_two_parameters_has_every_figure_in_every_format_and_every_ta
     assert {name for name in files if name.endswith((".png", ".svg", ".pdf"))} == {
         f"{stem}.{kind}" for stem in figures for kind in ("png", "svg", "pdf")
     }
-    assert {"trials.csv", "trials.parquet", "optima.csv", "optima.parquet", "transfer.csv"} <= set(files)
+    assert {"trials.csv", "trials.parquet", "optima.csv", "optima.parquet", "transfer.csv"} <= set(
+        files
+    )
     for path in files.values():
         assert path.read_bytes().startswith(BEGINS.get(path.suffix, b""))
 
@@ -38,13 +42,21 @@ def test_the_real_study_is_drawn(tmp_path):
     runs, axis = measured(Study.open(Path(__file__).parents[2] / "results" / "gqa-dense"))
     files = saved(runs, tmp_path / "out", axis=axis, formats=("svg",))
     drawing = files["loss-by-lr.svg"].read_text(encoding="utf-8")
-    for text in ("gqa-mup", "complete-p", "n_kv_heads = 1 (r = 12)", "153 runs, 3 seeds", "optimum, 95% interval"):
+    for text in (
+        "gqa-mup",
+        "complete-p",
+        "n_kv_heads = 1 (r = 12)",
+        "153 runs, 3 seeds",
+        "optimum, 95% interval",
+    ):
         assert f">{text}<" in drawing
     assert len(files["trials.csv"].read_text().splitlines()) == 460
 
 
 def test_the_same_runs_give_the_same_files(tmp_path):
-    first, second = (saved(rate_runs(), tmp_path / name, formats=("png", "svg", "pdf")) for name in ("a", "b"))
+    first, second = (
+        saved(rate_runs(), tmp_path / name, formats=("png", "svg", "pdf")) for name in ("a", "b")
+    )
     assert {name: path.read_bytes() for name, path in first.items()} == {
         name: path.read_bytes() for name, path in second.items()
     }
@@ -107,7 +119,9 @@ def test_hostile_names_come_out_inert(tmp_path):
 
 
 def test_a_wrong_format_and_a_missing_extra_are_said(tmp_path, monkeypatch):
-    with pytest.raises(UnknownNameError, match=r"unknown format of a figure 'pgn'. Did you mean 'png'"):
+    with pytest.raises(
+        UnknownNameError, match=r"unknown format of a figure 'pgn'. Did you mean 'png'"
+    ):
         saved(rate_runs(), tmp_path / "out", formats=("pgn",))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"mupscale\[report\]"):

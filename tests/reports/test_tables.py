@@ -62,8 +62,13 @@ def test_csv_and_parquet_hold_the_same_rows(tmp_path):
             as_csv, as_parquet = save_table(rows, tmp_path / name)
             columns = parquet.read_table(as_parquet)
             assert columns.to_pylist() == rows
-            text = [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
-            assert [{key: value.removeprefix("'") for key, value in row.items()} for row in read(as_csv)] == text
+            text = [
+                {key: "" if value is None else str(value) for key, value in row.items()}
+                for row in rows
+            ]
+            assert [
+                {key: value.removeprefix("'") for key, value in row.items()} for row in read(as_csv)
+            ] == text
 
 
 def test_parquet_has_a_type_for_each_column(tmp_path):
@@ -138,7 +143,10 @@ def test_an_interval_without_end_and_a_run_that_diverged_are_empty_cells(tmp_pat
 def test_rows_with_other_keys_get_empty_cells_and_no_rows_are_refused(tmp_path):
     as_csv, as_parquet = save_table([{"a": 1}, {"b": "x"}], tmp_path / "t")
     assert read(as_csv) == [{"a": "1", "b": ""}, {"a": "", "b": "x"}]
-    assert parquet.read_table(as_parquet).to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
+    assert parquet.read_table(as_parquet).to_pylist() == [
+        {"a": 1, "b": None},
+        {"a": None, "b": "x"},
+    ]
     with pytest.raises(OptionError, match="without rows"):
         save_table([], tmp_path / "empty")
 

@@ -1,4 +1,6 @@
-"""A real PostgreSQL server in a temporary folder, which is gone when the tests are, however they end."""
+"""A real PostgreSQL server in a temporary folder, which is gone when the tests are, however they
+end.
+"""
 
 import os
 import pwd
@@ -33,7 +35,17 @@ class Server:
             shutil.chown(self.folder, self._user)
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
-        self._run("initdb", "-D", self.folder / "data", "-U", "mupscale", "-A", "trust", "--no-sync", "--no-locale")
+        self._run(
+            "initdb",
+            "-D",
+            self.folder / "data",
+            "-U",
+            "mupscale",
+            "-A",
+            "trust",
+            "--no-sync",
+            "--no-locale",
+        )
 
     @property
     def url(self) -> str:
@@ -42,10 +54,24 @@ class Server:
     def start(self) -> None:
         settings = _SETTINGS | {"unix_socket_directories": str(self.folder), "port": str(self.port)}
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
-        command = ["sh", "-c", _UNTIL_THE_PIPE_CLOSES, "sh", _program("postgres"), "-D", self.folder / "data", *options]
+        command = [
+            "sh",
+            "-c",
+            _UNTIL_THE_PIPE_CLOSES,
+            "sh",
+            _program("postgres"),
+            "-D",
+            self.folder / "data",
+            *options,
+        ]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=self.folder, user=self._user
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                user=self._user,
             )
         deadline = time.monotonic() + 60
         while not self._answers():
@@ -66,22 +92,42 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _answers(self) -> bool:
-        command = [_program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", "mupscale"]
+        command = [
+            _program("pg_isready"),
+            "-q",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            "-U",
+            "mupscale",
+        ]
         return subprocess.run(command, check=False).returncode == 0
 
     def _run(self, program: str, *arguments: str | Path) -> None:
         command = [_program(program), *arguments]
-        done = subprocess.run(command, capture_output=True, cwd=self.folder, user=self._user, check=False)
+        done = subprocess.run(
+            command, capture_output=True, cwd=self.folder, user=self._user, check=False
+        )
         if done.returncode:
             pytest.fail(f"{program} failed:\n{done.stderr.decode()}")
 
 
 def _program(name: str) -> str:
-    """On the path, or where Debian keeps servers; without one, the tests fail rather than say nothing."""
-    versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: float(folder.parent.name))
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, reversed(versions))]))
+    """On the path, or where Debian keeps servers; without one, the tests fail rather than say
+    nothing.
+    """
+    versions = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: float(folder.parent.name)
+    )
+    found = shutil.which(
+        name, path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, reversed(versions))])
+    )
     if found is None:
-        pytest.fail(f"{name} is not installed, and the storage is tested against a real server: apt install postgresql")
+        pytest.fail(
+            f"{name} is not installed, and the storage is tested against a real server: apt "
+            "install postgresql"
+        )
     return found
 
 

@@ -14,7 +14,9 @@ SEEDS = [1, 2, 3]
 LEVELS = {1: 0.0, 2: 0.02, 3: -0.015}
 
 
-def search(optimum: float, noise: float, at_once: int, random: np.random.Generator, tolerance: float = 0.25):
+def search(
+    optimum: float, noise: float, at_once: int, random: np.random.Generator, tolerance: float = 0.25
+):
     """What was seen until the search ended by itself."""
     seen: list[Observation] = []
     while points := next_points(seen, SPAN, SEEDS, at_once, tolerance):
@@ -27,7 +29,11 @@ def search(optimum: float, noise: float, at_once: int, random: np.random.Generat
 
 def estimate(seen: list[Observation]):
     """As the search itself sees it."""
-    xs, losses, seeds = [one.x for one in seen], [one.loss for one in seen], [one.seed for one in seen]
+    xs, losses, seeds = (
+        [one.x for one in seen],
+        [one.loss for one in seen],
+        [one.seed for one in seen],
+    )
     return fit_optimum(xs, losses, seeds, reach=REACH, asymmetry=0)
 
 
@@ -42,14 +48,16 @@ def test_it_ends_with_a_narrow_interval_that_mostly_holds_the_truth(at_once: int
         assert found.within <= 0.25
         held += abs(found.value - truth) <= found.within
         lengths.append(len(seen))
-    # Ended at the first narrow interval, a 95 % interval holds less often: 85 % here would be a broken one.
+    # Ended at the first narrow interval, a 95 % interval holds less often: 85 % here would be a
+    # broken one.
     assert held >= 51
     assert np.mean(lengths) < 12
 
 
 def test_noise_costs_trials() -> None:
     quiet, loud = (
-        np.mean([len(search(-6.3, noise, 1, np.random.default_rng(n))) for n in range(15)]) for noise in (0.004, 0.025)
+        np.mean([len(search(-6.3, noise, 1, np.random.default_rng(n))) for n in range(15)])
+        for noise in (0.004, 0.025)
     )
     assert loud > 1.3 * quiet
 
@@ -95,7 +103,8 @@ class TestHopeless:
 
     def test_the_bound_is_what_the_best_trial_still_gains(self) -> None:
         stop = reference(CURVE, 64).to_dict()
-        # At half, the best one has 3 and will have 2: one more is the bound, give or take the windows.
+        # At half, the best one has 3 and will have 2: one more is the bound, give or take the
+        # windows.
         assert not hopeless(stop, 0.5, 3.9)
         assert hopeless(stop, 0.5, 4.1)
 

@@ -1,4 +1,6 @@
-"""A trainer that is a command: what it is given, how its losses are read, and every way in which it may end."""
+"""A trainer that is a command: what it is given, how its losses are read, and every way in which it
+may end.
+"""
 
 import errno
 import itertools
@@ -123,7 +125,10 @@ class TestPlaceholders:
             ),
             (["a", "{lr}", "{lr.__class__}"], "has a { that belongs to no placeholder"),
             (["a", "{lr!r}"], "has a { that belongs to no placeholder"),
-            (["a", "{lr}", '{"json": 1}'], "Write {name} for a placeholder, and {{ and }} for braces"),
+            (
+                ["a", "{lr}", '{"json": 1}'],
+                "Write {name} for a placeholder, and {{ and }} for braces",
+            ),
             (["a", "{lr}", "}"], "has a } that belongs to no placeholder"),
             (["a"], "has no {lr}: every trial would be the same"),
             (["a", "{{lr}}"], "has no {lr}"),
@@ -173,7 +178,12 @@ class TestMetrics:
             print('{"eval_loss": 0.75, "step": 640}', file=sys.stderr)
         """
         result = ran(tmp_path, code)
-        assert (result["status"], result["loss"], result["step"], result["steps"]) == ("finished", 0.75, 640, 640)
+        assert (result["status"], result["loss"], result["step"], result["steps"]) == (
+            "finished",
+            0.75,
+            640,
+            640,
+        )
         assert result["tokens"] == 6400
         assert result["curve"] == [[10 * step, float(f"{64 / step:.6g}")] for step in range(1, 65)]
         assert result["train_loss"] == pytest.approx((64 / 63 + 1) / 2)
@@ -181,7 +191,11 @@ class TestMetrics:
     def test_without_a_validation_loss_the_last_window_counts(self, tmp_path):
         code = "for step in range(1, 101): print(f'step {step} loss {10 / step}')"
         result = ran(tmp_path, code, metrics=REGEX)
-        assert result["loss"] == result["train_loss"] == pytest.approx(sum(10 / step for step in (97, 98, 99, 100)) / 4)
+        assert (
+            result["loss"]
+            == result["train_loss"]
+            == pytest.approx(sum(10 / step for step in (97, 98, 99, 100)) / 4)
+        )
         assert (result["step"], result["steps"]) == (100, None)
 
     def test_all_that_an_expression_finds_in_a_line_is_one_report(self, tmp_path):
@@ -211,7 +225,11 @@ class TestMetrics:
 
     def test_a_file_that_is_begun_anew_or_gone_on_with(self, tmp_path):
         """As trainers do that resume: cut back to a checkpoint, replaced, or from the start."""
-        for mode, rows in {"w": [(1, 9), (2, 8), (3, 7)], "a": [(3, 6), (4, 5)], "x": [(1, 3), (2, 2)]}.items():
+        for mode, rows in {
+            "w": [(1, 9), (2, 8), (3, 7)],
+            "a": [(3, 6), (4, 5)],
+            "x": [(1, 3), (2, 2)],
+        }.items():
             code = f"""
                 import json, os
                 path = os.path.join(os.environ["MUPSCALE_FOLDER"], "m.jsonl")
@@ -220,7 +238,9 @@ class TestMetrics:
                 if {mode!r} == "x": os.replace(path + ".new", path)
             """
             result = ran(tmp_path, code, metrics="file:m.jsonl")
-            expected = [[1, 9], [2, 8], [3, 6], [4, 5]] if mode == "a" else [list(row) for row in rows]
+            expected = (
+                [[1, 9], [2, 8], [3, 6], [4, 5]] if mode == "a" else [list(row) for row in rows]
+            )
             assert result["curve"] == expected
         assert result["attempts"] == 3
 
@@ -247,7 +267,10 @@ class TestMetrics:
         lines = Lines()
         seen = [line for _ in range(50) for line in lines.feed(b"x" * 65536)]
         assert len(lines._rest) <= LONGEST_LINE + 1
-        assert seen + lines.feed(b"\nloss 1\n" + b"y" * LONGEST_LINE + b"\n") == ["loss 1", "y" * LONGEST_LINE]
+        assert seen + lines.feed(b"\nloss 1\n" + b"y" * LONGEST_LINE + b"\n") == [
+            "loss 1",
+            "y" * LONGEST_LINE,
+        ]
 
 
 class TestTheCurve:
@@ -255,13 +278,17 @@ class TestTheCurve:
         for every, steps in [(1, 100), (10, 640), (1, 8), (7, 100)]:
             judged = []
             monkeypatch.setattr(
-                "mupscale.studies.curves.hopeless", lambda _, share, loss, judged=judged: judged.append((share, loss))
+                "mupscale.studies.curves.hopeless",
+                lambda _, share, loss, judged=judged: judged.append((share, loss)),
             )
             curve, told = Curve(stop=NEVER, steps=steps), {}
             for step in range(every, steps + 1, every):
                 curve.add(1 / step, step)
                 told.setdefault(math.ceil(step * WINDOWS / steps), []).append(step)
-            ends = [(max(w) / steps, pytest.approx(sum(1 / s for s in w) / len(w))) for w in told.values()]
+            ends = [
+                (max(w) / steps, pytest.approx(sum(1 / s for s in w) / len(w)))
+                for w in told.values()
+            ]
             assert judged == [end for end in ends if end[0] < 1]
 
     @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=500), st.integers(0, 400))
@@ -345,7 +372,9 @@ class TestHowItEnds:
         result = ran(tmp_path, code, metrics=REGEX)
         assert (result["status"], result["loss"]) == ("finished", 1.5)
         assert len(output(tmp_path)) == 256 * 40 + 10 + 20_000_000
-        result = ran(tmp_path, "import sys; sys.stdout.buffer.write(b'\\xff\\xfe' * 9999)", metrics=REGEX)
+        result = ran(
+            tmp_path, "import sys; sys.stdout.buffer.write(b'\\xff\\xfe' * 9999)", metrics=REGEX
+        )
         assert result["status"] == "failed"
         assert len(result["error"]) < 4000
 
@@ -363,7 +392,8 @@ class TestHowItEnds:
         assert time.monotonic() - began < 20
 
     @pytest.mark.parametrize(
-        "row", ['{"loss": NaN}', '{"loss": null}', '{"loss": 9, "diverged": true}', '{"eval_loss": NaN}']
+        "row",
+        ['{"loss": NaN}', '{"loss": null}', '{"loss": 9, "diverged": true}', '{"eval_loss": NaN}'],
     )
     def test_divergence_in_json_also_if_it_then_fails(self, tmp_path, row):
         assert ran(tmp_path, f"print('''{row}'''); raise SystemExit(1)")["status"] == "diverged"
@@ -401,7 +431,9 @@ class TestHowItEnds:
 
     @pytest.mark.usefixtures("short_grace")
     def test_one_that_will_not_stop_is_killed_with_all_that_it_started(self, tmp_path):
-        """Deaf to SIGTERM, with children in its group, in another session, and of a parent that is gone."""
+        """Deaf to SIGTERM, with children in its group, in another session, and of a parent that is
+        gone.
+        """
         code = """
             import os, signal, subprocess, sys, time
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -441,7 +473,12 @@ class TestHowItEnds:
         assert "could not start no-such-program: No such file or directory" in result["error"]
 
     def test_it_reads_nothing_from_the_terminal(self, tmp_path):
-        assert ran(tmp_path, "import sys; print('loss', 1 + len(sys.stdin.read()))", metrics=REGEX)["loss"] == 1
+        assert (
+            ran(tmp_path, "import sys; print('loss', 1 + len(sys.stdin.read()))", metrics=REGEX)[
+                "loss"
+            ]
+            == 1
+        )
 
     def test_it_runs_in_the_folder_of_its_caller(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -493,7 +530,9 @@ class TestFaults:
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_it_dies_with_its_worker_and_the_next_attempt_waits_for_that(self, tmp_path, number):
-        """The command saves its state for a second after the worker has gone; only then is its folder free."""
+        """The command saves its state for a second after the worker has gone; only then is its
+        folder free.
+        """
         code = """
             import os, pathlib, signal, sys, time
             folder = pathlib.Path(os.environ["MUPSCALE_FOLDER"])
@@ -508,7 +547,9 @@ class TestFaults:
         (tmp_path / "given.json").write_text(json.dumps(given))
         worker = "import json, sys; from mupscale.studies.trainers import train; train(json.load(open(sys.argv[1])))"
         folder = Path(given["folder"])
-        with subprocess.Popen([sys.executable, "-c", worker, str(tmp_path / "given.json")]) as process:
+        with subprocess.Popen(
+            [sys.executable, "-c", worker, str(tmp_path / "given.json")]
+        ) as process:
             wait_until((folder / "started").exists, 60)
             process.send_signal(number)
         command = int((folder / "pid").read_text())
@@ -541,7 +582,11 @@ class TestFaults:
         victim = tmp_path / "victim"
         given = assigned(
             tmp_path,
-            {"kind": "command", "command": ["{python}", "-c", "print('loss 1')", "{name}"], "metrics": REGEX},
+            {
+                "kind": "command",
+                "command": ["{python}", "-c", "print('loss 1')", "{name}"],
+                "metrics": REGEX,
+            },
             variant={"name": f"x; touch {victim}; $(touch {victim}) `touch {victim}`"},
         )
         assert train(given)["status"] == "finished"

@@ -17,7 +17,9 @@ def study(**changes: Any) -> dict[str, Any]:
 
 class TestCells:
     def test_every_rule_meets_every_variant(self) -> None:
-        config = StudyConfig.from_dict(study(rules=["mup", "gqa-mup"], vary={"n_kv_heads": [12, 3], "depth": [2, 4]}))
+        config = StudyConfig.from_dict(
+            study(rules=["mup", "gqa-mup"], vary={"n_kv_heads": [12, 3], "depth": [2, 4]})
+        )
         assert [cell.name for cell in config.cells()] == [
             f"{rule}.n_kv_heads-{heads}.depth-{depth}"
             for rule in ("mup", "gqa-mup")
@@ -49,7 +51,9 @@ class TestCells:
             ({"mup": {"lr": ["2^-8", "2^-4"]}}, "lr is not searched"),
         ],
     )
-    def test_a_range_of_a_rule_that_is_not_there_is_refused(self, space: dict[str, Any], told: str) -> None:
+    def test_a_range_of_a_rule_that_is_not_there_is_refused(
+        self, space: dict[str, Any], told: str
+    ) -> None:
         with pytest.raises(MupscaleError, match=told):
             StudyConfig.from_dict(study(rules=["mup"], space=space))
 
@@ -68,14 +72,20 @@ class TestCells:
         by_heads = StudyConfig.from_dict(study(base=base, vary={"n_kv_heads": [1, 6, 3]}))
         by_r = StudyConfig.from_dict(study(base=base, vary={"r": [12, 2, 4]}))
         for config in (by_heads, by_r):
-            assert all(config.run_config(cell, {"lr": 0.01}, 1).base["r"] == 2 for cell in config.cells())
+            assert all(
+                config.run_config(cell, {"lr": 0.01}, 1).base["r"] == 2 for cell in config.cells()
+            )
         said = StudyConfig.from_dict(study(base={"width": 32, "r": 4}, vary={"r": [12, 2]}))
         assert said.run_config(said.cells()[0], {"lr": 0.01}, 1).base["r"] == 4
 
     def test_tau_epoch_is_the_time_of_decay_in_runs(self) -> None:
-        config = StudyConfig.from_dict(study(space={"lr": [0.001, 0.1], "tau_epoch": [0.1, 10]}, search=RANDOM))
+        config = StudyConfig.from_dict(
+            study(space={"lr": [0.001, 0.1], "tau_epoch": [0.1, 10]}, search=RANDOM)
+        )
         run = config.run_config(config.cells()[0], {"lr": 0.01, "tau_epoch": 2.0}, seed=1)
-        assert run.optimizer.weight_decay * 0.01 * lengths(run).steps == pytest.approx(1 / 2.0, rel=1e-12)
+        assert run.optimizer.weight_decay * 0.01 * lengths(run).steps == pytest.approx(
+            1 / 2.0, rel=1e-12
+        )
 
 
 RANDOM = {"method": "random", "trials": 5}
@@ -101,7 +111,11 @@ MISTAKES: list[tuple[dict[str, Any], type[MupscaleError], str]] = [
     ({"space": {"lr": [math.nan, 1]}}, OptionError, "finite"),
     ({"space": {"lr": 0.1}}, OptionError, "not a range"),
     ({"space": {"rl": [0.1, 1]}}, UnknownNameError, "lr"),
-    ({"space": {"lr": [0.1, 1], "weight_decay": [0.1, 1], "tau_epoch": [0.1, 1]}}, OptionError, "say the same"),
+    (
+        {"space": {"lr": [0.1, 1], "weight_decay": [0.1, 1], "tau_epoch": [0.1, 1]}},
+        OptionError,
+        "say the same",
+    ),
     ({"space": {"lr": [0.1, 1], "weight_decay": [0.1, 1]}}, OptionError, "searches lr alone"),
     ({"search": {"method": "tpe"}}, OptionError, "search.trials"),
     ({"search": {"method": "gird"}}, UnknownNameError, "grid"),
@@ -122,8 +136,12 @@ MISTAKES: list[tuple[dict[str, Any], type[MupscaleError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "kind", "words"), MISTAKES, ids=[str(change)[:60] for change, _, _ in MISTAKES])
-def test_a_mistake_is_one_error_that_names_it(change: dict[str, Any], kind: type[MupscaleError], words: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "kind", "words"), MISTAKES, ids=[str(change)[:60] for change, _, _ in MISTAKES]
+)
+def test_a_mistake_is_one_error_that_names_it(
+    change: dict[str, Any], kind: type[MupscaleError], words: str
+) -> None:
     with pytest.raises(kind, match=words):
         StudyConfig.from_dict(study(**change))
 
@@ -151,7 +169,9 @@ def test_toml_gives_the_same_study_back(tmp_path: Path) -> None:
 
 def test_budgets_and_places_do_not_make_it_another_study() -> None:
     one = StudyConfig.from_dict(study(search={"trials": 5}, engine={"workers": 1}))
-    other = StudyConfig.from_dict(study(search={"trials": 9, "tolerance": 0.1}, engine={"name": "ray"}))
+    other = StudyConfig.from_dict(
+        study(search={"trials": 9, "tolerance": 0.1}, engine={"name": "ray"})
+    )
     third = StudyConfig.from_dict(study(search={"trials": 9, "seed": 1}))
     assert one.identity() == other.identity() != third.identity()
 
@@ -162,6 +182,7 @@ def test_the_committed_dense_study_is_whole() -> None:
     assert len(snapshot.done) == len(study.config.cells()) == 9
     assert len(snapshot.trials) == 459
     one, other = (
-        [t.loss for t in snapshot.cells[f"{rule}.n_kv_heads-12"].values()] for rule in ("complete-p", "gqa-mup")
+        [t.loss for t in snapshot.cells[f"{rule}.n_kv_heads-12"].values()]
+        for rule in ("complete-p", "gqa-mup")
     )
     assert one == other  # without sharing, the two rules are one

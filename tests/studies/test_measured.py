@@ -76,7 +76,10 @@ def test_members_stand_on_the_axis_that_is_varied(changes, axis, member, tmp_pat
 
 
 def test_the_analysis_of_a_study_is_that_of_its_runs(tmp_path):
-    trials = [(2.0**x, "finished", 2 + 0.05 * (x + 6.1) ** 2) for x in (-8, -7.5, -7, -6.5, -6, -5.5, -5, -4.5, -4)]
+    trials = [
+        (2.0**x, "finished", 2 + 0.05 * (x + 6.1) ** 2)
+        for x in (-8, -7.5, -7, -6.5, -6, -5.5, -5, -4.5, -4)
+    ]
     made = study(tmp_path, {}, trials)
     found = analysis_of(made).cell("mup", "the model")
     assert found.found["lr"].value == pytest.approx(-6.1, abs=0.01)

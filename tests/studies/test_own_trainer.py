@@ -1,4 +1,6 @@
-"""The example of a trainer of one's own: an ordinary script, driven by a command, that applies a plan.json as we do."""
+"""The example of a trainer of one's own: an ordinary script, driven by a command, that applies a
+plan.json as we do.
+"""
 
 import importlib.util
 import json
@@ -33,7 +35,9 @@ def script() -> ModuleType:
 def plan(**settings: int) -> Plan:
     """For the target of the study, with its own heads as the base."""
     target = STUDY["trainer"]["target"]
-    changed = target.replace("num_key_value_heads=6", f"num_key_value_heads={settings['n_kv_heads']}")
+    changed = target.replace(
+        "num_key_value_heads=6", f"num_key_value_heads={settings['n_kv_heads']}"
+    )
     return mupscale.plan(resolve(changed).model, base=resolve(target).model)
 
 
@@ -74,7 +78,9 @@ def test_the_script_applies_a_plan_as_the_plan_itself_does(script, tmp_path):
     made = plan(n_kv_heads=3)
     made.save(tmp_path / "plan.json")
     model = script.build(script.ModelArguments(n_kv_heads=3))
-    optimizer = script.planned_optimizer(model, str(tmp_path / "plan.json"), std=0.1, lr=0.01, decay=0.1)
+    optimizer = script.planned_optimizer(
+        model, str(tmp_path / "plan.json"), std=0.1, lr=0.01, decay=0.1
+    )
     made.verify(_named(optimizer, model), model=model, lr=0.01, weight_decay=0.1, eps=1e-8, std=0.1)
     for name, weight in model.named_parameters():
         expected = made.parameters[name]
@@ -87,7 +93,9 @@ def test_the_script_applies_a_plan_as_the_plan_itself_does(script, tmp_path):
 def test_the_script_leaves_a_gain_without_a_known_start_as_the_model_made_it(script, tmp_path):
     """It drew such a gain with a standard deviation of 0: zeros, behind which nothing learns."""
     made = plan(n_kv_heads=3)
-    gains = {name: replace(p, start=None) for name, p in made.parameters.items() if p.role == "gain"}
+    gains = {
+        name: replace(p, start=None) for name, p in made.parameters.items() if p.role == "gain"
+    }
     replace(made, parameters=dict(made.parameters) | gains).save(tmp_path / "plan.json")
     model = script.build(script.ModelArguments(n_kv_heads=3))
     for name in gains:

@@ -43,12 +43,18 @@ def config(url: str) -> StudyConfig:
     )
 
 
-def test_optuna_reads_the_study_and_another_folder_may_not_write_it(server: Server, tmp_path: Path) -> None:
+def test_optuna_reads_the_study_and_another_folder_may_not_write_it(
+    server: Server, tmp_path: Path
+) -> None:
     url = server.url.replace(f":{PASSWORD}", "")
     study = Study.create(config(url), tmp_path / "a")
     trials = study.run(engine=Local(workers=0)).trials
-    found = optuna.load_study(study_name="team/sp", storage=url.replace("postgresql:", "postgresql+psycopg2:"))
-    assert sorted(trial.user_attrs["trial"] for trial in found.trials) == [trial.key for trial in trials]
+    found = optuna.load_study(
+        study_name="team/sp", storage=url.replace("postgresql:", "postgresql+psycopg2:")
+    )
+    assert sorted(trial.user_attrs["trial"] for trial in found.trials) == [
+        trial.key for trial in trials
+    ]
     assert found.best_value == min(trial.loss for trial in trials if trial.loss is not None)
     with pytest.raises(OptionError, match="does not belong to this folder"):
         Study.create(config(url), tmp_path / "b").run(engine=Local(workers=0))

@@ -1,4 +1,6 @@
-"""A study on Ray, on simulated nodes: the same numbers as on local workers, also when a node is lost."""
+"""A study on Ray, on simulated nodes: the same numbers as on local workers, also when a node is
+lost.
+"""
 
 import threading
 import time
@@ -14,7 +16,9 @@ from tests.simulated_ray import NODE, two_nodes
 ray = pytest.importorskip("ray")
 pytestmark = [
     # Ray leaves a few files and processes for the collector when it shuts down.
-    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+    ),
 ]
 
 
@@ -43,7 +47,9 @@ def study(folder: Path, **changes: Any) -> Study:
 
 def results(snapshot: Snapshot) -> list[dict[str, Any]]:
     apart = ("began", "seconds", "attempts")
-    return [{k: v for k, v in trial.to_dict().items() if k not in apart} for trial in snapshot.trials]
+    return [
+        {k: v for k, v in trial.to_dict().items() if k not in apart} for trial in snapshot.trials
+    ]
 
 
 def test_it_gives_the_numbers_that_local_workers_give_and_survives_the_loss_of_a_node(

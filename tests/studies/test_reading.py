@@ -1,4 +1,6 @@
-"""A study carries what was said about its trainer's model: in its file, its identity, and every plan."""
+"""A study carries what was said about its trainer's model: in its file, its identity, and every
+plan.
+"""
 
 import json
 import tomllib
@@ -44,7 +46,9 @@ def of_module(name: str) -> dict[str, Any]:
 
 class TestTheTable:
     def test_it_comes_back_from_toml_and_is_part_of_what_the_study_is(self) -> None:
-        said = SAID | Reading(ignore=("scale",), inputs={"tokens": "int64[1,16]<256", "mode": "fast"})
+        said = SAID | Reading(
+            ignore=("scale",), inputs={"tokens": "int64[1,16]<256", "mode": "fast"}
+        )
         one = config(reading=said.to_dict())
         again = StudyConfig.from_dict(tomllib.loads(one.to_toml()))
         assert again == one
@@ -62,12 +66,17 @@ class TestTheTable:
             ({"reading": {"roles": {"*.a": "qery"}}}, "Did you mean 'query'"),
             ({"reading": {"rolls": {}}}, "Did you mean 'roles'"),
             ({"reading": 3}, r"reading = 3 is not a table"),
-            ({"reading": SAID.to_dict(), "trainer": {"function": "tests.odd.model:train"}}, "no trainer.target"),
+            (
+                {"reading": SAID.to_dict(), "trainer": {"function": "tests.odd.model:train"}},
+                "no trainer.target",
+            ),
             ({"reading": {"inputs": {"x": None}}}, "x is None, which a study file cannot hold"),
             ({"reading": {"inputs": [1, None]}}, "1 is None, which a study file cannot hold"),
         ],
     )
-    def test_one_that_is_wrong_or_without_effect_is_refused(self, changes: dict[str, Any], told: str) -> None:
+    def test_one_that_is_wrong_or_without_effect_is_refused(
+        self, changes: dict[str, Any], told: str
+    ) -> None:
         with pytest.raises(MupscaleError, match=told):
             config(**changes)
 
@@ -118,19 +127,28 @@ class TestTheFileBesideTheModel:
     def test_a_study_that_has_begun_is_not_changed_by_the_file(self) -> None:
         given, folder = config(**of_module(copied(self.folder))), self.folder / "study"
         begun = Study.create(given, folder)
-        Ledger(folder / "records.jsonl", {"study": begun.config.identity()}).__exit__(None, None, None)
-        changed = ROLES.replace('"storeys.*.think.tilt" = "gain"', '"storeys.*.think.tilt" = "bias"')
+        Ledger(folder / "records.jsonl", {"study": begun.config.identity()}).__exit__(
+            None, None, None
+        )
+        changed = ROLES.replace(
+            '"storeys.*.think.tilt" = "gain"', '"storeys.*.think.tilt" = "bias"'
+        )
         (self.folder / "mupscale.toml").write_text(changed)
         assert Study.create(Study.open(folder).config, folder).config.reading == SAID
         with pytest.raises(OptionError, match=r"another study \(reading.roles.storeys.*--fork"):
             Study.create(given, folder)
 
     def test_models_without_one_and_the_reference_model_stay_as_they_are(self) -> None:
-        for one in (StudyConfig.from_dict(QUICK), config(**of_module(copied(self.folder, beside=None)))):
+        for one in (
+            StudyConfig.from_dict(QUICK),
+            config(**of_module(copied(self.folder, beside=None))),
+        ):
             assert with_reading(one) is one
 
     def test_a_run_hands_it_over_and_ends_well(self) -> None:
-        study = Study.create(config(**of_module(copied(self.folder)), keep_runs=True), self.folder / "study")
+        study = Study.create(
+            config(**of_module(copied(self.folder)), keep_runs=True), self.folder / "study"
+        )
         snapshot = study.run()
         assert {trial.status for trial in snapshot.trials} == {"finished"}
         kept = list((self.folder / "study" / "trials").rglob("plan.json"))
@@ -138,7 +156,9 @@ class TestTheFileBesideTheModel:
         assert all(Plan.load(path).reading == SAID for path in kept)
 
 
-@pytest.mark.parametrize("folder", sorted({p.parent for p in RESULTS.rglob("records.jsonl")}), ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "folder", sorted({p.parent for p in RESULTS.rglob("records.jsonl")}), ids=lambda f: f.name
+)
 def test_committed_studies_are_still_the_ones_that_their_records_are_of(folder: Path) -> None:
     study = Study.open(folder)
     about, _ = Ledger.read(folder / "records.jsonl")
@@ -152,4 +172,7 @@ def test_trials_of_a_committed_study_have_the_fingerprints_that_they_had() -> No
     for cell in study.config.cells():
         proposed = CellRun(study.config, cell, ()).next()
         assert proposed is not None
-        assert fingerprint(assignment(study.config, proposed, "folder")) == trials[cell.name][proposed.number].same
+        assert (
+            fingerprint(assignment(study.config, proposed, "folder"))
+            == trials[cell.name][proposed.number].same
+        )

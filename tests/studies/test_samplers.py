@@ -39,7 +39,9 @@ class TestSampler:
 
     def test_other_parameters_are_sampled_too(self):
         study = optuna.create_study(sampler=AdaptiveSampler(seed=0))
-        study.optimize(lambda trial: bowl(trial) + 0 * trial.suggest_float("std", 0.01, 0.1), n_trials=4)
+        study.optimize(
+            lambda trial: bowl(trial) + 0 * trial.suggest_float("std", 0.01, 0.1), n_trials=4
+        )
         assert len({trial.params["std"] for trial in study.trials}) == 4
 
     def test_pruned_and_failed_trials_bound_the_search(self):

@@ -16,16 +16,22 @@ SEEDS = (1, 2, 3)
 
 
 def configured(method: str, **search: Any) -> StudyConfig:
-    return StudyConfig.from_dict({**QUICK, "seeds": list(SEEDS), "search": {"method": method, **search}})
+    return StudyConfig.from_dict(
+        {**QUICK, "seeds": list(SEEDS), "search": {"method": method, **search}}
+    )
 
 
 def bowl(x: float, seed: int) -> float:
-    """An optimum at 2^-6.3, and noise that depends on the point alone, as that of a real run does."""
+    """An optimum at 2^-6.3, and noise that depends on the point alone, as that of a real run
+    does.
+    """
     noise = np.random.default_rng([round(1e6 * (x + 100)), seed]).normal()
     return 2 + 0.05 * (x + 6.3) ** 2 + 0.01 * seed + 0.005 * float(noise)
 
 
-def carried_out(config: StudyConfig, loss: Callable[[float, int], float | None] = bowl) -> list[Trial]:
+def carried_out(
+    config: StudyConfig, loss: Callable[[float, int], float | None] = bowl
+) -> list[Trial]:
     cell = config.cells()[0]
     run = CellRun(config, cell, ())
     ended: list[Trial] = []
@@ -37,7 +43,11 @@ def carried_out(config: StudyConfig, loss: Callable[[float, int], float | None] 
 
 
 def trial_of(
-    cell: Cell, number: int, which_round: int, point: Any, loss: Callable[[float, int], float | None]
+    cell: Cell,
+    number: int,
+    which_round: int,
+    point: Any,
+    loss: Callable[[float, int], float | None],
 ) -> Trial:
     value = loss(math.log2(point.params["lr"]), point.seed)
     return Trial(
@@ -58,7 +68,10 @@ class TestMethods:
         config = StudyConfig.from_dict(
             {**QUICK, "seeds": [1], "space": space, "search": {"method": "grid", "step": 1.0}}
         )
-        points = {(math.log2(t.params["lr"]), math.log2(t.params["weight_decay"])) for t in carried_out(config)}
+        points = {
+            (math.log2(t.params["lr"]), math.log2(t.params["weight_decay"]))
+            for t in carried_out(config)
+        }
         assert points == {(x, y) for x in (-6, -5, -4) for y in (-2, -1, 0)}
 
     def test_random_points_are_log_uniform_and_the_same_for_every_rule(self) -> None:
@@ -68,7 +81,8 @@ class TestMethods:
         xs = np.array([trial.log2_lr for trial in carried_out(config)])
         assert xs.min() >= -8
         assert xs.max() <= -4
-        # The mean of 400 uniform numbers on an interval of 4 has a standard error of 4/√12/20 = 0.058.
+        # The mean of 400 uniform numbers on an interval of 4 has a standard error of 4/√12/20 =
+        # 0.058.
         assert abs(xs.mean() + 6) < 4 * 0.058
         first, second = (CellRun(config, cell, ()) for cell in config.cells())
         for _ in range(5):
@@ -79,7 +93,9 @@ class TestMethods:
 
     @pytest.mark.parametrize("method", ["random", "tpe", "adaptive"])
     def test_a_budget_is_kept_and_can_grow(self, method: str) -> None:
-        few, more = (carried_out(configured(method, trials=n, at_once=3, tolerance=0.001)) for n in (7, 11))
+        few, more = (
+            carried_out(configured(method, trials=n, at_once=3, tolerance=0.001)) for n in (7, 11)
+        )
         assert (len(few), len(more) >= len(few)) == (7, True)
         assert [t.params for t in more[: len(few)]] == [t.params for t in few]
 
@@ -97,7 +113,9 @@ class TestMethods:
         assert len({trial.seed for trial in trials}) > 1
 
     def test_adaptive_flees_rates_that_diverge(self) -> None:
-        trials = carried_out(configured("adaptive"), lambda x, seed: None if x > -6.9 else bowl(x + 1.2, seed))
+        trials = carried_out(
+            configured("adaptive"), lambda x, seed: None if x > -6.9 else bowl(x + 1.2, seed)
+        )
         finished = [trial.log2_lr for trial in trials if trial.loss is not None]
         assert finished
         assert min(finished) < -7
@@ -139,7 +157,8 @@ class TestStopping:
     def test_a_trial_is_measured_against_the_best_of_its_own_seed(self) -> None:
         config = configured("adaptive")
         trials = [
-            replace(trial, curve=[[5, trial.seed + 3.0], [10, trial.seed + 2.0]]) for trial in carried_out(config)
+            replace(trial, curve=[[5, trial.seed + 3.0], [10, trial.seed + 2.0]])
+            for trial in carried_out(config)
         ]
         for seed in {trial.seed for trial in trials}:
             found = stopping(config, trials, seed)
@@ -147,7 +166,9 @@ class TestStopping:
             assert found.losses == (seed + 3.0, seed + 2.0)
 
     def test_a_grid_and_a_study_that_does_not_want_it_stop_nothing(self) -> None:
-        trials = [replace(trial, curve=[[10, 2.0]]) for trial in carried_out(configured("adaptive"))]
+        trials = [
+            replace(trial, curve=[[10, 2.0]]) for trial in carried_out(configured("adaptive"))
+        ]
         assert stopping(configured("grid"), trials, 1) is None
         assert stopping(configured("adaptive", stop_hopeless=False), trials, 1) is None
 

@@ -35,7 +35,9 @@ CELLS = ("mup.r-1", "gqa-mup.r-4")
 STATUSES = ("finished", "diverged", "stopped", "failed", "oom", "timeout")
 
 
-def record(number: int, cell: str = CELLS[0], status: str = "finished", **changes: Any) -> dict[str, Any]:
+def record(
+    number: int, cell: str = CELLS[0], status: str = "finished", **changes: Any
+) -> dict[str, Any]:
     return {
         "cell": cell, "rule": cell.partition(".")[0], "variant": {"n_kv_heads": 3}, "number": number, "round": 0,
         "seed": 1 + number % 3, "params": {"lr": 2.0**-7, "weight_decay": 0.1}, "status": status,
@@ -67,7 +69,9 @@ def said() -> Said:
     return Said()
 
 
-def mirror(folder: Path, said: Said, url: str | None = None, study: str = "gqa", owner: str = "me") -> Mirror:
+def mirror(
+    folder: Path, said: Said, url: str | None = None, study: str = "gqa", owner: str = "me"
+) -> Mirror:
     return Mirror(url, folder, study, owner, said, SPACE)
 
 
@@ -128,7 +132,9 @@ class TestWhatOptunaSees:
         write(tmp_path, said, {s: record(0, status=s, error="x" * 5000) for s in STATUSES})
         trials = {trial.user_attrs["status"]: trial for trial in studies(tmp_path)["gqa/mup.r-1"]}
         states = ("COMPLETE", "FAIL", "PRUNED", "FAIL", "FAIL", "FAIL")
-        assert {s: trial.state.name for s, trial in trials.items()} == dict(zip(STATUSES, states, strict=True))
+        assert {s: trial.state.name for s, trial in trials.items()} == dict(
+            zip(STATUSES, states, strict=True)
+        )
         for status, trial in trials.items():
             assert trial.value == (3.0 if status == "finished" else None)
             assert trial.intermediate_values == {10: 5.5, 20: 4.5, 30: 4.25}
@@ -137,10 +143,14 @@ class TestWhatOptunaSees:
     def test_the_parameters_on_their_log_axes(self, tmp_path, said):
         trial = self.only(tmp_path, said, record(0))
         assert trial.params == {"lr": 2.0**-7, "weight_decay": 0.1}
-        assert trial.distributions == {name: FloatDistribution(*bounds, log=True) for name, bounds in SPACE.items()}
+        assert trial.distributions == {
+            name: FloatDistribution(*bounds, log=True) for name, bounds in SPACE.items()
+        }
 
     def test_a_point_outside_the_space_widens_it(self, tmp_path, said):
-        trial = self.only(tmp_path, said, record(0, params={"lr": 2.0**-2, "weight_decay": 0.1, "std": 0.02}))
+        trial = self.only(
+            tmp_path, said, record(0, params={"lr": 2.0**-2, "weight_decay": 0.1, "std": 0.02})
+        )
         assert trial.distributions["lr"] == FloatDistribution(2.0**-12, 2.0**-2, log=True)
         assert trial.params["std"] == 0.02
 
@@ -158,7 +168,9 @@ class TestWhatOptunaSees:
         }  # fmt: skip
 
     def test_a_gap_in_a_curve_is_left_out(self, tmp_path, said):
-        trial = self.only(tmp_path, said, record(0, status="diverged", curve=[[10, 5.5], [20, None]]))
+        trial = self.only(
+            tmp_path, said, record(0, status="diverged", curve=[[10, 5.5], [20, None]])
+        )
         assert trial.intermediate_values == {10: 5.5}
 
     @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
@@ -174,7 +186,9 @@ class TestWhatOptunaSees:
         assert trial.duration is not None
         assert trial.duration.total_seconds() == 90
         offset = {"America/New_York": -5, "Asia/Kolkata": 5.5}[zone]
-        assert (trial.datetime_start - datetime(2023, 11, 14, 22, 13, 20)).total_seconds() == offset * 3600
+        assert (
+            trial.datetime_start - datetime(2023, 11, 14, 22, 13, 20)
+        ).total_seconds() == offset * 3600
 
     def test_when_nobody_noted_it_is_now(self, tmp_path, said):
         trial = self.only(tmp_path, said, record(0, began=None))
@@ -184,8 +198,14 @@ class TestWhatOptunaSees:
     def test_the_best_trial_is_that_of_the_records(self, tmp_path, said):
         content = records(24)
         write(tmp_path, said, content)
-        study = optuna.load_study(study_name="gqa/mup.r-1", storage=f"sqlite:///{tmp_path}/study.db")
-        losses = {k: r["loss"] for k, r in content.items() if r["cell"] == "mup.r-1" and r["loss"] is not None}
+        study = optuna.load_study(
+            study_name="gqa/mup.r-1", storage=f"sqlite:///{tmp_path}/study.db"
+        )
+        losses = {
+            k: r["loss"]
+            for k, r in content.items()
+            if r["cell"] == "mup.r-1" and r["loss"] is not None
+        }
         assert study.best_trial.user_attrs["trial"] == min(losses, key=lambda key: losses[key])
 
     def test_whole_batches_read_as_if_optuna_had_written_them(self, tmp_path, said, monkeypatch):
@@ -197,7 +217,11 @@ class TestWhatOptunaSees:
                 opened.sync(records(6))
                 opened.add("mup.r-1/0099", record(99, params={"lr": 0.5, "weight_decay": 0.0}))
             assert (len(seen) < 150) is bool(schemas)  # Optuna's own way asks about each row
-            write(folder, said, records(14) | {"mup.r-1/0099": record(99, params={"lr": 0.5, "weight_decay": 0.0})})
+            write(
+                folder,
+                said,
+                records(14) | {"mup.r-1/0099": record(99, params={"lr": 0.5, "weight_decay": 0.0})},
+            )
         ours, optunas = map(studies, folders)
         assert ours == optunas
         assert sum(map(len, ours.values())) == 15
@@ -227,7 +251,9 @@ class TestWhatIsMissing:
         write(tmp_path, said, content)
         for name, trials in studies(tmp_path).items():
             assert [trial.number for trial in trials] == list(range(20))
-            assert [t.user_attrs["trial"] for t in trials] == [k for k in content if k.startswith(name[4:] + "/")]
+            assert [t.user_attrs["trial"] for t in trials] == [
+                k for k in content if k.startswith(name[4:] + "/")
+            ]
 
     def test_more_than_a_batch(self, tmp_path, said, monkeypatch):
         monkeypatch.setattr(storage, "_BATCH", 7)
@@ -263,7 +289,9 @@ class TestWhatIsMissing:
         assert_mirrored(tmp_path, content)
 
     @pytest.mark.parametrize("fault", [KeyboardInterrupt, ConnectionError])
-    def test_what_was_written_though_it_did_not_look_so_is_not_written_again(self, fault, tmp_path, said, monkeypatch):
+    def test_what_was_written_though_it_did_not_look_so_is_not_written_again(
+        self, fault, tmp_path, said, monkeypatch
+    ):
         def without_an_answer(*arguments: Any, insert: Any = storage._insert_rows) -> None:
             insert(*arguments)
             raise fault
@@ -282,7 +310,10 @@ class TestWhatIsMissing:
         write(tmp_path, said, {key: record(0, status="failed")})
         write(tmp_path, said, {key: record(0)})
         write(tmp_path, said, {key: record(0)})
-        assert [trial.state.name for trial in studies(tmp_path)["gqa/mup.r-1"]] == ["FAIL", "COMPLETE"]
+        assert [trial.state.name for trial in studies(tmp_path)["gqa/mup.r-1"]] == [
+            "FAIL",
+            "COMPLETE",
+        ]
 
     def test_a_database_that_was_thrown_away_is_made_again(self, tmp_path, said):
         write(tmp_path, said, records())
@@ -316,7 +347,8 @@ class TestWhoseItIs:
         write(tmp_path, said, records())
         for content in ({}, records(2)):
             with pytest.raises(
-                OptionError, match=r"study\.db holds a study named 'gqa'.*Choose another name or another"
+                OptionError,
+                match=r"study\.db holds a study named 'gqa'.*Choose another name or another",
             ):
                 write(tmp_path, said, content, owner="you")
         assert_mirrored(tmp_path, records())
@@ -330,11 +362,17 @@ class TestWhoseItIs:
         }  # fmt: skip
 
     def test_a_study_of_optuna_with_our_name_is_not_ours(self, tmp_path, said):
-        theirs = optuna.create_study(study_name="gqa/mup.r-1", storage=f"sqlite:///{tmp_path}/study.db")
-        write(tmp_path, said, records())  # an empty one: we may have been killed before it was marked
+        theirs = optuna.create_study(
+            study_name="gqa/mup.r-1", storage=f"sqlite:///{tmp_path}/study.db"
+        )
+        write(
+            tmp_path, said, records()
+        )  # an empty one: we may have been killed before it was marked
         assert_mirrored(tmp_path, records())
         optuna.delete_study(study_name="gqa/mup.r-1", storage=f"sqlite:///{tmp_path}/study.db")
-        theirs = optuna.create_study(study_name="gqa/mup.r-1", storage=f"sqlite:///{tmp_path}/study.db")
+        theirs = optuna.create_study(
+            study_name="gqa/mup.r-1", storage=f"sqlite:///{tmp_path}/study.db"
+        )
         theirs.add_trial(optuna.create_trial(value=1.0))
         with pytest.raises(OptionError, match="does not belong to this folder"):
             write(tmp_path, said, records())
@@ -402,7 +440,9 @@ class TestAFileThatCannotBeRead:
         assert_mirrored(tmp_path, records())
 
     def test_its_journal_goes_with_it(self, tmp_path):
-        """A journal that stays would be rolled back into the new file, which is how SQLite files are corrupted."""
+        """A journal that stays would be rolled back into the new file, which is how SQLite files
+        are corrupted.
+        """
         for name in ("study.db", "study.db-journal"):
             (tmp_path / name).write_text(name)
         storage._set_aside(tmp_path / "study.db")
@@ -431,7 +471,9 @@ class TestAFileThatCannotBeRead:
 
     def test_a_file_that_the_user_named_stays_where_it_is(self, tmp_path, said):
         (tmp_path / "mine.db").write_text("spoilt " * 100)
-        with pytest.raises(StorageError, match=r"could not open sqlite:///.*mine\.db: file is not a database"):
+        with pytest.raises(
+            StorageError, match=r"could not open sqlite:///.*mine\.db: file is not a database"
+        ):
             write(tmp_path, said, records(), url=f"sqlite:///{tmp_path}/mine.db")
         assert (tmp_path / "mine.db").read_text().startswith("spoilt")
 
@@ -481,7 +523,8 @@ class TestADatabaseThatIsNotToBeHadNow:
         with self.locked_until_closed(tmp_path, said) as opened:
             opened.add("mup.r-1/0099", record(99))
         assert said[-1].endswith(
-            "study.db lacks 1 of 5 trials (database is locked). They are in the study's records, and are added when "
+            "study.db lacks 1 of 5 trials (database is locked). They are in the study's records, "
+            "and are added when "
             "the study is next opened."
         )
         content = records(4) | {"mup.r-1/0099": record(99)}
@@ -513,7 +556,9 @@ class TestADatabaseThatIsNotToBeHadNow:
         with mirror(tmp_path, said) as opened:
             opened.sync(records(4))
             try:
-                resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "study.db").stat().st_size + 8192, limit[1]))
+                resource.setrlimit(
+                    resource.RLIMIT_FSIZE, ((tmp_path / "study.db").stat().st_size + 8192, limit[1])
+                )
                 opened.sync(content)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -523,12 +568,16 @@ class TestADatabaseThatIsNotToBeHadNow:
         assert_mirrored(tmp_path, content)
         assert not (tmp_path / "study.db.corrupt-1").exists()
 
-    @pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="needs a small disk of its own")
+    @pytest.mark.skipif(
+        shutil.which("mount") is None or os.geteuid() != 0, reason="needs a small disk of its own"
+    )
     def test_and_a_small_disk_is_one(self, tmp_path, said):
         small = tmp_path / "small"
         small.mkdir()
         if subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", small], check=False, capture_output=True
+            ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", small],
+            check=False,
+            capture_output=True,
         ).returncode:
             pytest.skip("may not mount")
         try:
@@ -620,7 +669,9 @@ class TestURLs:
         ],
     )
     def test_what_is_refused_and_why(self, url, message, tmp_path, said):
-        with pytest.raises(OptionError, match=rf"{message}.*Write postgresql://USER@HOST/DATABASE") as caught:
+        with pytest.raises(
+            OptionError, match=rf"{message}.*Write postgresql://USER@HOST/DATABASE"
+        ) as caught:
             write(tmp_path, said, {}, url=url)
         assert PASSWORD not in str(caught.value)
 
@@ -644,7 +695,9 @@ class TestURLs:
 
     def test_a_driver_that_is_nobodys_extra(self, tmp_path, said, monkeypatch):
         monkeypatch.setitem(sys.modules, "MySQLdb", None)
-        with pytest.raises(OptionError, match=r"the driver of mysql://me:\*\*\*@host/x is not installed"):
+        with pytest.raises(
+            OptionError, match=r"the driver of mysql://me:\*\*\*@host/x is not installed"
+        ):
             write(tmp_path, said, {}, url="mysql://me:s3cr3t@host/x")
 
     def test_a_missing_optuna_says_what_to_install(self, tmp_path, said, monkeypatch):
@@ -672,8 +725,12 @@ def cluster() -> Iterator[Server]:
 def server(cluster: Server) -> Iterator[Server]:
     cluster.start()
     yield cluster
-    for name in optuna.get_all_study_names(cluster.url.replace("postgresql:", "postgresql+psycopg2:")):
-        optuna.delete_study(study_name=name, storage=cluster.url.replace("postgresql:", "postgresql+psycopg2:"))
+    for name in optuna.get_all_study_names(
+        cluster.url.replace("postgresql:", "postgresql+psycopg2:")
+    ):
+        optuna.delete_study(
+            study_name=name, storage=cluster.url.replace("postgresql:", "postgresql+psycopg2:")
+        )
     cluster.stop()
 
 
@@ -694,14 +751,19 @@ class TestPostgreSQL:
                 opened.flush()
             assert len(said) == 1
             assert PASSWORD not in said[0]
-            assert f"could not write postgresql+psycopg2://mupscale:***@127.0.0.1:{server.port}/postgres: " in said[0]
+            assert (
+                "could not write "
+                f"postgresql+psycopg2://mupscale:***@127.0.0.1:{server.port}/postgres: " in said[0]
+            )
             server.start()
             opened.flush()
         assert len(said) == 1
         assert_mirrored(server.url, records(4) | {f"mup.r-1/00{n}": record(n) for n in (98, 99)})
 
     def test_one_that_is_not_there_is_said_at_the_beginning(self, cluster, tmp_path, said):
-        with pytest.raises(StorageError, match=r"could not open postgresql.*Connection refused") as caught:
+        with pytest.raises(
+            StorageError, match=r"could not open postgresql.*Connection refused"
+        ) as caught:
             write(tmp_path, said, records(), url=cluster.url)
         assert PASSWORD not in str(caught.value)
         assert caught.value.__cause__ is None
@@ -726,5 +788,9 @@ class TestPostgreSQL:
     def set_version(self, server: Server, version: str) -> None:
         import psycopg2
 
-        with closing(psycopg2.connect(server.url)) as connection, connection, connection.cursor() as cursor:
+        with (
+            closing(psycopg2.connect(server.url)) as connection,
+            connection,
+            connection.cursor() as cursor,
+        ):
             cursor.execute("UPDATE alembic_version SET version_num = %s", (version,))

@@ -1,4 +1,6 @@
-"""Studies as a whole: what they find, what they keep, and what happens when something goes wrong."""
+"""Studies as a whole: what they find, what they keep, and what happens when something goes
+wrong.
+"""
 
 import json
 import os
@@ -20,7 +22,13 @@ import pytest
 
 from mupscale.engines import Engine, Local, Outcome, Session
 from mupscale.engines.ledger import Ledger
-from mupscale.errors import InterruptedJobsError, MissingExtraError, OptionError, StorageError, StudyFailedError
+from mupscale.errors import (
+    InterruptedJobsError,
+    MissingExtraError,
+    OptionError,
+    StorageError,
+    StudyFailedError,
+)
 from mupscale.studies import Snapshot, Study, StudyConfig, Trial, retry_failed
 from mupscale.training import run
 
@@ -94,7 +102,10 @@ def config(function: str = "train", method: str = "adaptive", **changes: Any) ->
 
 def results(trials: list[Trial]) -> list[dict[str, Any]]:
     """All but when, how long, and how often it was tried."""
-    return [{k: v for k, v in trial.to_dict().items() if k not in ("began", "seconds", "attempts")} for trial in trials]
+    return [
+        {k: v for k, v in trial.to_dict().items() if k not in ("began", "seconds", "attempts")}
+        for trial in trials
+    ]
 
 
 def in_database(path: Path) -> list[tuple[str, ...]]:
@@ -123,16 +134,21 @@ class TestRun:
 
     def test_workers_and_their_number_change_nothing(self, tmp_path: Path) -> None:
         alone, together = (
-            results(Study.create(config(), tmp_path / str(n)).run(engine=Local(workers=n)).trials) for n in (0, 2)
+            results(Study.create(config(), tmp_path / str(n)).run(engine=Local(workers=n)).trials)
+            for n in (0, 2)
         )
         assert alone == together
 
     def test_cells_come_along_together(self, tmp_path: Path) -> None:
-        study = Study.create(config(method="grid", rules=["sp"], vary={"width": [16, 32]}), tmp_path / "s")
+        study = Study.create(
+            config(method="grid", rules=["sp"], vary={"width": [16, 32]}), tmp_path / "s"
+        )
         order: list[str] = []
         study.run(
             engine=HERE,
-            report=lambda s: order.append(max((t.began or 0, t.cell) for t in s.trials)[1]) if s.trials else None,
+            report=lambda s: (
+                order.append(max((t.began or 0, t.cell) for t in s.trials)[1]) if s.trials else None
+            ),
         )
         assert {order[0], order[1]} == {"sp.width-16", "sp.width-32"}
 
@@ -142,23 +158,40 @@ class TestRun:
             "rules": ["gqa-mup"],
             "seeds": [5],
             "space": {"lr": ["2^-7", "2^-6"]},
-            "model": {"width": 16, "depth": 1, "n_heads": 2, "n_kv_heads": 1, "vocabulary": 256, "context": 16},
+            "model": {
+                "width": 16,
+                "depth": 1,
+                "n_heads": 2,
+                "n_kv_heads": 1,
+                "vocabulary": 256,
+                "context": 16,
+            },
             "data": {"sequence": 16},
             "length": {"steps": 4, "batch": 2},
             "record": {"eval_batches": 1},
         }
         values = {**config().to_dict(), **settings, "search": {"method": "grid", "step": 1.0}}
-        study = Study.create(StudyConfig.from_dict({k: v for k, v in values.items() if v is not None}), tmp_path / "s")
+        study = Study.create(
+            StudyConfig.from_dict({k: v for k, v in values.items() if v is not None}),
+            tmp_path / "s",
+        )
         low, high = study.run(engine=HERE).trials
         for trial in (low, high):
-            expected = run(study.config.run_config(study.config.cells()[0], trial.params, 5), tmp_path / trial.key)
+            expected = run(
+                study.config.run_config(study.config.cells()[0], trial.params, 5),
+                tmp_path / trial.key,
+            )
             assert (trial.loss, trial.tokens) == (expected.validation_loss, expected.tokens)
         assert low.loss != high.loss
 
-    def test_without_optuna_the_records_must_do(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_optuna_the_records_must_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "optuna", None)
         remarks: list[str] = []
-        trials = Study.create(config(), tmp_path / "s").run(engine=HERE, remark=remarks.append).trials
+        trials = (
+            Study.create(config(), tmp_path / "s").run(engine=HERE, remark=remarks.append).trials
+        )
         assert trials
         assert not (tmp_path / "s/study.db").exists()
         assert any("mupscale[study]" in remark for remark in remarks)
@@ -205,8 +238,12 @@ class _Counting:
 
 class TestNothingIsLost:
     @pytest.mark.parametrize("method", ["adaptive", "grid"])
-    def test_interrupted_again_and_again_it_ends_as_an_undisturbed_one(self, tmp_path: Path, method: str) -> None:
-        expected = results(Study.create(config(method=method), tmp_path / "a").run(engine=HERE).trials)
+    def test_interrupted_again_and_again_it_ends_as_an_undisturbed_one(
+        self, tmp_path: Path, method: str
+    ) -> None:
+        expected = results(
+            Study.create(config(method=method), tmp_path / "a").run(engine=HERE).trials
+        )
         study = Study.create(config(method=method), tmp_path / "b")
         for _ in range(50):
             try:
@@ -237,7 +274,9 @@ class TestNothingIsLost:
         assert records.read_bytes() == before
 
     @pytest.mark.parametrize("damage", [b"not a database at all", b""])
-    def test_a_corrupt_database_is_rebuilt_from_the_records(self, tmp_path: Path, damage: bytes) -> None:
+    def test_a_corrupt_database_is_rebuilt_from_the_records(
+        self, tmp_path: Path, damage: bytes
+    ) -> None:
         study = Study.create(config(), tmp_path / "s")
         trials = study.run(engine=HERE).trials
         for name in ("study.db", "study.db-wal", "study.db-shm"):
@@ -281,9 +320,13 @@ class TestNothingIsLost:
         few = config(search={"method": "random", "trials": 4})
         more = config(search={"method": "random", "trials": 6})
         first = Study.create(few, tmp_path / "s").run(engine=HERE).trials
-        assert results(Study.create(more, tmp_path / "s").run(engine=HERE).trials)[:4] == results(first)
+        assert results(Study.create(more, tmp_path / "s").run(engine=HERE).trials)[:4] == results(
+            first
+        )
 
-    def test_a_full_disk_is_one_error_and_the_study_goes_on_once_there_is_room(self, tmp_path: Path) -> None:
+    def test_a_full_disk_is_one_error_and_the_study_goes_on_once_there_is_room(
+        self, tmp_path: Path
+    ) -> None:
         expected = results(Study.create(config(), tmp_path / "a").run(engine=HERE).trials)
         study = Study.create(config(), tmp_path / "b")
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -314,7 +357,9 @@ class _Spying:
 
 class TestFaults:
     def test_nan_is_diverged_and_not_a_loss(self, tmp_path: Path) -> None:
-        study = Study.create(config("diverging", search={"method": "grid", "step": 2.0}), tmp_path / "s")
+        study = Study.create(
+            config("diverging", search={"method": "grid", "step": 2.0}), tmp_path / "s"
+        )
         trials = study.run(engine=HERE).trials
         assert {(trial.status, trial.loss) for trial in trials} == {("diverged", None)}
 
@@ -354,7 +399,9 @@ class TestFaults:
         assert study.trials == []
 
     def test_a_trial_that_was_asked_to_stop_goes_on(self, tmp_path: Path) -> None:
-        """As by a machine that is taken away in good order: SIGTERM to the worker, in the middle of real training."""
+        """As by a machine that is taken away in good order: SIGTERM to the worker, in the middle of
+        real training.
+        """
         values = config().to_dict() | {
             "rules": ["gqa-mup"],
             "seeds": [5],
@@ -371,7 +418,9 @@ class TestFaults:
         (trial,) = study.run(engine=Local(workers=1)).trials
         thread.join()
         assert (trial.status, trial.attempts) == ("finished", 2)
-        whole = run(study.config.run_config(study.config.cells()[0], trial.params, 5), tmp_path / "whole")
+        whole = run(
+            study.config.run_config(study.config.cells()[0], trial.params, 5), tmp_path / "whole"
+        )
         assert trial.loss == whole.validation_loss
 
     def test_a_link_out_of_the_study_is_refused(self, tmp_path: Path) -> None:
@@ -398,7 +447,9 @@ def _ask_to_stop(trials: Path) -> None:
         for metrics in trials.rglob("metrics.jsonl"):
             if metrics.stat().st_size > 1000:
                 for process in psutil.Process().children(recursive=True):
-                    if not process.children() and "mupscale.engines.worker" in " ".join(process.cmdline()):
+                    if not process.children() and "mupscale.engines.worker" in " ".join(
+                        process.cmdline()
+                    ):
                         process.terminate()
                 return
         time.sleep(0.02)
@@ -414,8 +465,13 @@ Study.open(Path(sys.argv[1])).run(engine=Local(workers=2))
 
 
 def driven(folder: Path) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder.parent), *sys.path]), "TOY_SECONDS": "0.05"}
-    return subprocess.Popen([sys.executable, "-c", textwrap.dedent(DRIVER), str(folder)], env=environment)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder.parent), *sys.path]),
+        "TOY_SECONDS": "0.05",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER), str(folder)], env=environment
+    )
 
 
 def test_a_driver_that_is_killed_leaves_a_study_that_goes_on(tmp_path: Path) -> None:

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from mupscale.errors import InterruptedRunError, MupscaleError, OptionError, StorageError, UnknownNameError
+from mupscale.errors import (
+    InterruptedRunError,
+    MupscaleError,
+    OptionError,
+    StorageError,
+    UnknownNameError,
+)
 from mupscale.records import read_lines
 from mupscale.studies import trainers
 from mupscale.studies.trainers import Assignment, check_trainer, train
@@ -27,7 +33,9 @@ CONFIG = {
 
 
 def reference(folder: Path, **changes) -> dict:
-    config = {name: {**CONFIG.get(name, {}), **changes.pop(name, {})} for name in {*CONFIG, "machine"}}
+    config = {
+        name: {**CONFIG.get(name, {}), **changes.pop(name, {})} for name in {*CONFIG, "machine"}
+    }
     trainer = {"kind": "reference", **changes.pop("trainer", {})}
     return assigned(folder, trainer, config=RunConfig.from_dict(config).to_dict(), **changes)
 
@@ -46,7 +54,9 @@ class TestTheReferenceModel:
         assert result["status"] == "finished"
         assert (result["loss"], result["step"], result["steps"]) == (record.validation_loss, 40, 40)
         assert (result["tokens"], result["attempts"]) == (record.tokens, 1)
-        assert result["curve"] == [[row["step"], pytest.approx(row["loss"], rel=1e-5)] for row in rows]
+        assert result["curve"] == [
+            [row["step"], pytest.approx(row["loss"], rel=1e-5)] for row in rows
+        ]
         # The last of 32 windows of 40 steps begins after step 38.75.
         assert result["train_loss"] == pytest.approx((rows[-2]["loss"] + rows[-1]["loss"]) / 2)
         assert torch.get_num_threads() == threads
@@ -65,7 +75,9 @@ class TestTheReferenceModel:
 
     @pytest.mark.parametrize("log_every", [1, 3])
     @pytest.mark.parametrize("stop", [None, HALFWAY])
-    def test_a_run_that_was_interrupted_ends_as_one_that_was_not(self, tmp_path, monkeypatch, stop, log_every):
+    def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
+        self, tmp_path, monkeypatch, stop, log_every
+    ):
         record = {"record": {"log_every": log_every}}
         whole = train(reference(tmp_path / "whole", stop=stop, **record))
         original = trainers.run
@@ -96,7 +108,9 @@ class TestTheReferenceModel:
     @pytest.mark.parametrize("stop", [None, HALFWAY])
     def test_ranks_of_one_trial_give_what_one_process_gives(self, tmp_path, stop):
         alone = train(reference(tmp_path / "one", stop=stop))
-        given = reference(tmp_path / "two", stop=stop, machine={"shard": "fsdp"}, trainer={"ranks": 2})
+        given = reference(
+            tmp_path / "two", stop=stop, machine={"shard": "fsdp"}, trainer={"ranks": 2}
+        )
         result = strict(train(given))
         assert (result["status"], result["step"]) == (alone["status"], alone["step"])
         if stop is None:
@@ -105,7 +119,9 @@ class TestTheReferenceModel:
             assert np.array(result["curve"]) == pytest.approx(np.array(alone["curve"]), abs=1e-4)
 
     def test_ranks_without_a_way_to_share_are_refused(self, tmp_path):
-        with pytest.raises(OptionError, match=r'ranks = 2 and machine.shard = "none": choose "ddp" or "fsdp"'):
+        with pytest.raises(
+            OptionError, match=r'ranks = 2 and machine.shard = "none": choose "ddp" or "fsdp"'
+        ):
             train(reference(tmp_path, trainer={"ranks": 2}))
 
 
@@ -185,19 +201,28 @@ def own(tmp_path, monkeypatch):
     """The functions above, in the current folder."""
     (tmp_path / "own_functions.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    yield lambda name, **changes: assigned(tmp_path, {"kind": "function", "name": f"own_functions:{name}"}, **changes)
+    yield lambda name, **changes: assigned(
+        tmp_path, {"kind": "function", "name": f"own_functions:{name}"}, **changes
+    )
     sys.modules.pop("own_functions", None)
 
 
 class TestAFunction:
     def test_gets_the_point_and_its_reports_are_the_curve(self, own):
         result = strict(train(own("falling")))
-        assert (result["status"], result["loss"], result["tokens"], result["step"]) == ("finished", 0.5, 6400, 100)
+        assert (result["status"], result["loss"], result["tokens"], result["step"]) == (
+            "finished",
+            0.5,
+            6400,
+            100,
+        )
         assert result["error"] is None
         assert [step for step, _ in result["curve"]] == sorted(
             {-(-k * 100 // 64) - (k * 100 % 64 > 0) for k in range(1, 65)}
         )
-        assert result["train_loss"] == pytest.approx(np.mean([10 / step for step in (97, 98, 99, 100)]))
+        assert result["train_loss"] == pytest.approx(
+            np.mean([10 / step for step in (97, 98, 99, 100)])
+        )
 
     def test_that_goes_on_from_its_own_checkpoint_goes_on_with_its_curve(self, own):
         whole = train(own("falling"))
@@ -238,7 +263,8 @@ class TestAFunction:
         assert "raised SystemExit: 3" in train(own("leaving"))["error"]
 
     @pytest.mark.parametrize(
-        ("name", "kind"), [("no_memory", MemoryError), ("no_memory_of_torch", RuntimeError), ("full", StorageError)]
+        ("name", "kind"),
+        [("no_memory", MemoryError), ("no_memory_of_torch", RuntimeError), ("full", StorageError)],
     )
     def test_what_runs_out_is_raised_for_the_engine_to_judge(self, own, name, kind):
         with pytest.raises(kind):
@@ -253,15 +279,30 @@ class TestBeforeAnythingRuns:
         ("trainer", "message"),
         [
             ({"kind": "comand"}, "unknown kind of trainer 'comand'. Did you mean 'command'"),
-            ({"kind": "function", "command": ["a"]}, "unknown setting of a function trainer 'command'"),
-            ({"kind": "function", "name": "train"}, "'train' is not a function. Write module:function"),
+            (
+                {"kind": "function", "command": ["a"]},
+                "unknown setting of a function trainer 'command'",
+            ),
+            (
+                {"kind": "function", "name": "train"},
+                "'train' is not a function. Write module:function",
+            ),
             ({"kind": "function", "name": "no_such_module:train"}, "no module no_such_module"),
             ({"kind": "function", "name": "math:sinn"}, "Did you mean 'sin'"),
             ({"kind": "reference", "ranks": 0}, "ranks = 0 must be at least 1"),
             ({"kind": "command"}, "None is not a list of arguments"),
-            ({"kind": "command", "command": ["a", "{lr}"], "time_limit": 0}, "time_limit = 0 must be"),
-            ({"kind": "command", "command": ["a", "{lr}"], "time_limit": "1h"}, "time_limit = '1h' must be"),
-            ({"kind": "command", "command": ["a", "{lr}"], "environment": {"A": 1}}, 'Write A = "1"'),
+            (
+                {"kind": "command", "command": ["a", "{lr}"], "time_limit": 0},
+                "time_limit = 0 must be",
+            ),
+            (
+                {"kind": "command", "command": ["a", "{lr}"], "time_limit": "1h"},
+                "time_limit = '1h' must be",
+            ),
+            (
+                {"kind": "command", "command": ["a", "{lr}"], "environment": {"A": 1}},
+                'Write A = "1"',
+            ),
             ({"kind": "command", "command": ["a", "{lr}"], "environment": ["A"]}, "is not a table"),
         ],
     )
@@ -273,11 +314,24 @@ class TestBeforeAnythingRuns:
     def test_what_works_is_not(self, own):
         check_trainer({"kind": "reference", "ranks": 2}, ["lr"])
         check_trainer(own("one")["trainer"], ["lr"])
-        check_trainer({"kind": "command", "command": ["a", "{lr}"], "time_limit": 1, "environment": {"A": "1"}}, ["lr"])
+        check_trainer(
+            {
+                "kind": "command",
+                "command": ["a", "{lr}"],
+                "time_limit": 1,
+                "environment": {"A": "1"},
+            },
+            ["lr"],
+        )
 
     def test_an_assignment_survives_json_and_knows_its_parts(self, tmp_path):
         given = reference(tmp_path, stop=HALFWAY, plan={"a": 1})
-        assert Assignment.from_dict(json.loads(json.dumps(Assignment.from_dict(given).to_dict()))).to_dict() == given
+        assert (
+            Assignment.from_dict(
+                json.loads(json.dumps(Assignment.from_dict(given).to_dict()))
+            ).to_dict()
+            == given
+        )
         with pytest.raises(UnknownNameError, match="Did you mean 'folder'"):
             Assignment.from_dict(given | {"foldr": "x"})
         del given["seed"]

@@ -1,4 +1,6 @@
-"""A `mupscale.toml` beside a model is found from whatever name the model has, and from nowhere else."""
+"""A `mupscale.toml` beside a model is found from whatever name the model has, and from nowhere
+else.
+"""
 
 import itertools
 import sys
@@ -32,7 +34,9 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def package(here):
-    """A package under a name that no test before has imported, with the file in a folder inside of it."""
+    """A package under a name that no test before has imported, with the file in a folder inside of
+    it.
+    """
     name = f"beside_{next(FRESH)}"
     inner = here / name / "models"
     inner.mkdir(parents=True)
@@ -44,7 +48,11 @@ def package(here):
 
 
 def test_beside_a_module_and_beside_the_init_of_a_package(package, here):
-    for name in (f"{package}.models.own:build", f"{package}.models.own:build,width=8", f"{package}.models:build"):
+    for name in (
+        f"{package}.models.own:build",
+        f"{package}.models.own:build,width=8",
+        f"{package}.models:build",
+    ):
         assert reading_file(name) == here / package / "models" / "mupscale.toml"
         assert resolve(name).reading == Family(name).reading == reading_beside(name) == SAID
 
@@ -67,13 +75,21 @@ def test_a_module_that_was_imported_from_elsewhere_is_asked_where_it_is(package,
 def test_beside_a_config_however_it_is_named(here, config_of):
     config_of("gpt2", n_layer=1).save_pretrained(here / "saved")
     (here / "saved" / "mupscale.toml").write_text(TEXT)
-    names = ["hf:saved", "hf:saved/", "hf:./saved/config.json", "saved/config.json", "saved/config.json,n_layer=2"]
+    names = [
+        "hf:saved",
+        "hf:saved/",
+        "hf:./saved/config.json",
+        "saved/config.json",
+        "saved/config.json,n_layer=2",
+    ]
     for name in names:
         assert resolve(name).reading == Family(name).reading == SAID, name
         assert reading_file(name) == here / "saved" / "mupscale.toml"
 
 
-@pytest.mark.parametrize("name", ["llama-3-8b", "hf:gpt2", "gpt:kvr_4", "torch.nn:Linear", "no_such_module:f", "what"])
+@pytest.mark.parametrize(
+    "name", ["llama-3-8b", "hf:gpt2", "gpt:kvr_4", "torch.nn:Linear", "no_such_module:f", "what"]
+)
 def test_a_file_in_the_current_folder_says_nothing_about_other_models(name, here):
     (here / "mupscale.toml").write_text(TEXT)
     assert reading_file(name) is None
@@ -94,7 +110,9 @@ def test_a_path_that_is_too_long_is_nowhere():
 def test_a_file_that_is_wrong_is_named(package, here):
     file = here / package / "models" / "mupscale.toml"
     file.write_text("[reading]\nrolls = {}")
-    with pytest.raises(LookupError, match=r"setting of reading in .*mupscale.toml 'rolls'. Did you mean 'roles'"):
+    with pytest.raises(
+        LookupError, match=r"setting of reading in .*mupscale.toml 'rolls'. Did you mean 'roles'"
+    ):
         resolve(f"{package}.models.own:build")
     file.write_text("")
     with pytest.raises(OptionError, match=r"mupscale.toml has no \[reading\] table"):

@@ -1,4 +1,6 @@
-"""A family is one model at several sizes, with memory for its weights; what it cannot vary it says."""
+"""A family is one model at several sizes, with memory for its weights; what it cannot vary it
+says.
+"""
 
 import textwrap
 
@@ -45,7 +47,9 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 
 class TestBuilt:
-    @pytest.mark.parametrize("name", ["gpt:cpu_64_r2", LLAMA, "hf:gpt2,n_embd=32,n_head=2,n_layer=1,vocab_size=61"])
+    @pytest.mark.parametrize(
+        "name", ["gpt:cpu_64_r2", LLAMA, "hf:gpt2,n_embd=32,n_head=2,n_layer=1,vocab_size=61"]
+    )
     def test_a_model_has_numbers_in_all_its_tensors(self, name):
         model = Family(name)(depth=3)
         tensors = [*model.parameters(), *model.buffers()]
@@ -58,9 +62,15 @@ class TestBuilt:
         small, large = read(Family("gpt:cpu_64_r2")(width=64)), read(model)
         assert isinstance(model, GPT)
         assert (large.width, large.heads) == (128, 2 * (small.heads or 0))
-        assert (large.repetitions, large.head_dim, large.depth) == (small.repetitions, small.head_dim, small.depth)
+        assert (large.repetitions, large.head_dim, large.depth) == (
+            small.repetitions,
+            small.head_dim,
+            small.depth,
+        )
 
-    def test_a_new_width_of_a_hugging_face_model_keeps_head_size_r_and_the_ratio_of_feed_forward(self):
+    def test_a_new_width_of_a_hugging_face_model_keeps_head_size_r_and_the_ratio_of_feed_forward(
+        self,
+    ):
         config = Family(LLAMA)(width=128).config
         assert (config.hidden_size, config.intermediate_size, config.head_dim) == (128, 192, 16)
         assert (config.num_attention_heads, config.num_key_value_heads) == (8, 4)
@@ -68,7 +78,10 @@ class TestBuilt:
     @pytest.mark.parametrize("name", ["gpt:cpu_64_r2", LLAMA])
     @pytest.mark.parametrize("kv_heads", [1, 2, 4])
     def test_r_and_key_value_heads_are_two_names_of_one_thing(self, name, kv_heads):
-        by_heads, by_r = read(Family(name)(n_kv_heads=kv_heads)), read(Family(name)(r=4 // kv_heads))
+        by_heads, by_r = (
+            read(Family(name)(n_kv_heads=kv_heads)),
+            read(Family(name)(r=4 // kv_heads)),
+        )
         assert by_heads.kv_heads == by_r.kv_heads == kv_heads
         assert by_heads.repetitions == by_r.repetitions == 4 // kv_heads
         assert by_heads.width == by_r.width == 64
@@ -93,20 +106,26 @@ class TestBuilt:
 class TestRefused:
     @pytest.mark.parametrize("name", ["gpt:cpu_64_r2", LLAMA])
     def test_an_unknown_dimension(self, name):
-        with pytest.raises(UnknownNameError, match=r"unknown dimension to vary 'widht'\. Did you mean 'width'\?"):
+        with pytest.raises(
+            UnknownNameError, match=r"unknown dimension to vary 'widht'\. Did you mean 'width'\?"
+        ):
             Family(name)(widht=128)
 
     @pytest.mark.parametrize("value", [0, -4, True, 2.0])
     @pytest.mark.parametrize("name", ["gpt:cpu_64_r2", LLAMA])
     def test_a_size_that_is_not_a_positive_whole_number(self, name, value):
-        with pytest.raises(DimensionError, match=rf"n_kv_heads={value!r} is not a positive whole number"):
+        with pytest.raises(
+            DimensionError, match=rf"n_kv_heads={value!r} is not a positive whole number"
+        ):
             Family(name)(n_kv_heads=value)
 
     @pytest.mark.parametrize(
         ("name", "heads"), [("gpt:cpu_64_r2", r"n_heads=4"), (LLAMA, r"num_attention_heads=4")]
     )  # fmt: skip
     def test_key_value_heads_that_do_not_divide_the_heads(self, name, heads):
-        with pytest.raises(DimensionError, match=rf"{heads} is not a multiple of \w+=3. Choose a divisor of 4"):
+        with pytest.raises(
+            DimensionError, match=rf"{heads} is not a multiple of \w+=3. Choose a divisor of 4"
+        ):
             Family(name)(n_kv_heads=3)
 
     @pytest.mark.parametrize(
@@ -118,18 +137,25 @@ class TestRefused:
 
     def test_a_config_without_key_value_heads(self):
         with pytest.raises(
-            OptionError, match=r"GPT2Config has no number of key/value heads.*Vary the width or the depth"
+            OptionError,
+            match=r"GPT2Config has no number of key/value heads.*Vary the width or the depth",
         ):
             Family("hf:gpt2,n_layer=1,vocab_size=61")(n_kv_heads=2)
 
     def test_a_width_that_no_number_of_heads_fits(self):
-        with pytest.raises(DimensionError, match=r"width=33 is not a multiple of head_dim=16.*32 or 48"):
+        with pytest.raises(
+            DimensionError, match=r"width=33 is not a multiple of head_dim=16.*32 or 48"
+        ):
             Family("hf:gpt2,n_layer=1,n_head=2,n_embd=32,vocab_size=61")(width=33)
 
     def test_a_function_that_returns_no_model(self, own):
-        with pytest.raises(OptionError, match=r":number returned a value of type int\. It must return a model"):
+        with pytest.raises(
+            OptionError, match=r":number returned a value of type int\. It must return a model"
+        ):
             Family(f"{own}:number")(width=32)
 
     def test_a_function_without_such_an_argument(self, own):
-        with pytest.raises(UnknownNameError, match="unknown argument of mine_of_families:gpt 'width'"):
+        with pytest.raises(
+            UnknownNameError, match="unknown argument of mine_of_families:gpt 'width'"
+        ):
             Family(f"{own}:gpt")(width=32)

@@ -8,7 +8,11 @@ from mupscale.targets.layers import continued, with_depth, with_every_kind
 KINDS = st.sampled_from(["full", "sliding", "sparse"])
 
 
-@given(first=st.lists(KINDS, max_size=4), period=st.lists(KINDS, min_size=1, max_size=4), length=st.integers(1, 40))
+@given(
+    first=st.lists(KINDS, max_size=4),
+    period=st.lists(KINDS, min_size=1, max_size=4),
+    length=st.integers(1, 40),
+)
 def test_first_entries_and_a_period_are_found_and_continued(first, period, length):
     whole = first + period * 40
     seen = whole[: len(first) + 4 * len(period)]
@@ -39,10 +43,18 @@ def ends_in_full_attention(values):
 def test_what_the_config_derives_itself_is_left_to_it():
     values = ends_in_full_attention({"num_hidden_layers": 8})
     for depth in (3, 12):
-        assert with_depth(ends_in_full_attention, values, depth)["layer_types"] == ["sliding"] * (depth - 1) + ["full"]
+        assert with_depth(ends_in_full_attention, values, depth)["layer_types"] == ["sliding"] * (
+            depth - 1
+        ) + ["full"]
 
 
 def test_what_it_would_not_derive_like_that_is_cut_or_continued():
-    values = ends_in_full_attention({"num_hidden_layers": 4, "layer_types": ["full", "sliding"] * 2})
-    assert with_depth(ends_in_full_attention, values, 3)["layer_types"] == ["full", "sliding", "full"]
+    values = ends_in_full_attention(
+        {"num_hidden_layers": 4, "layer_types": ["full", "sliding"] * 2}
+    )
+    assert with_depth(ends_in_full_attention, values, 3)["layer_types"] == [
+        "full",
+        "sliding",
+        "full",
+    ]
     assert with_depth(ends_in_full_attention, values, 6)["layer_types"] == ["full", "sliding"] * 3

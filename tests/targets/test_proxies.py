@@ -23,7 +23,8 @@ from mupscale.targets import build, proxy
 from mupscale.targets.keys import STATE_HEADS
 from mupscale.targets.widths import Heads, scaled_heads
 
-# Each type with the width of its proxy, and a depth where the default is deep or too shallow to be cut.
+# Each type with the width of its proxy, and a depth where the default is deep or too shallow to be
+# cut.
 SHALLOW = {"num_hidden_layers": 6}
 GROUPED = SHALLOW | {"num_key_value_heads": 8}
 TYPES = {
@@ -105,7 +106,13 @@ class TestWidth:
     def test_sizes_follow_the_width_and_the_rest_stays(self, config_of):
         large = config_of("deepseek_v3")
         small = proxy(large, width=1792)
-        for key in ("intermediate_size", "moe_intermediate_size", "q_lora_rank", "kv_lora_rank", "num_attention_heads"):
+        for key in (
+            "intermediate_size",
+            "moe_intermediate_size",
+            "q_lora_rank",
+            "kv_lora_rank",
+            "num_attention_heads",
+        ):
             assert getattr(small, key) * 4 == getattr(large, key), key
         for key in ("n_routed_experts", "num_experts_per_tok", "vocab_size", "qk_nope_head_dim", "qk_rope_head_dim",
                     "v_head_dim", "num_hidden_layers", "rope_parameters"):  # fmt: skip
@@ -117,32 +124,50 @@ class TestWidth:
         assert small.intermediate_size == 1320  # 18432 · 512 / 7168 = 1316.6
 
     def test_a_size_that_is_whole_is_exact_whatever_it_is_a_multiple_of(self, config_of):
-        assert proxy(config_of("llama", intermediate_size=11002), width=2048).intermediate_size == 5501
+        assert (
+            proxy(config_of("llama", intermediate_size=11002), width=2048).intermediate_size == 5501
+        )
 
     def test_heads_counted_layer_by_layer_keep_their_sharing(self, config_of):
         large = config_of("laguna", num_hidden_layers=3, num_attention_heads_per_layer=[48, 64, 48])
         small = proxy(large, width=512)
         assert (small.num_key_value_heads, small.num_attention_heads_per_layer) == (2, [12, 16, 12])
 
-    @pytest.mark.parametrize(("width", "heads"), [(256, 8), (512, 8), (768, 8), (1024, 16), (10240, 128)])
+    @pytest.mark.parametrize(
+        ("width", "heads"), [(256, 8), (512, 8), (768, 8), (1024, 16), (10240, 128)]
+    )
     def test_heads_are_a_multiple_of_r_and_at_least_r(self, width, heads, config_of):
         qwen = config_of("qwen3", hidden_size=5120, num_attention_heads=64, num_key_value_heads=8)
         small = proxy(qwen, width=width)
-        assert (small.num_attention_heads, small.num_key_value_heads, small.head_dim) == (heads, heads // 8, 128)
+        assert (small.num_attention_heads, small.num_key_value_heads, small.head_dim) == (
+            heads,
+            heads // 8,
+            128,
+        )
 
     @given(r=st.integers(1, 16), groups=st.integers(1, 16), width=st.integers(1, 8192))
     def test_no_multiple_of_r_is_nearer_to_the_proportion(self, r, groups, width):
-        heads = scaled_heads(Heads(r * groups, groups, 64, one_for_all=False), old=2048, width=width)
+        heads = scaled_heads(
+            Heads(r * groups, groups, 64, one_for_all=False), old=2048, width=width
+        )
         wanted = r * groups * width / 2048
         assert heads >= r
         assert heads % r == 0
-        assert abs(heads - wanted) <= min(abs(heads + r - wanted), abs(heads - r - wanted) if heads > r else heads + r)
+        assert abs(heads - wanted) <= min(
+            abs(heads + r - wanted), abs(heads - r - wanted) if heads > r else heads + r
+        )
 
     def test_a_head_dim_of_its_own_is_written_down_only_where_it_differs(self, config_of):
         """Olmo2's attention takes head_dim from a config whose class does not declare it."""
-        olmo = config_of("olmo2", num_hidden_layers=2, num_key_value_heads=2)  # r = 16, head_dim = 128
+        olmo = config_of(
+            "olmo2", num_hidden_layers=2, num_key_value_heads=2
+        )  # r = 16, head_dim = 128
         small = proxy(olmo, width=512)
-        assert (small.num_attention_heads, small.num_key_value_heads, small.head_dim) == (16, 1, 128)
+        assert (small.num_attention_heads, small.num_key_value_heads, small.head_dim) == (
+            16,
+            1,
+            128,
+        )
         assert read(build(small)).head_dim == 128
         assert not hasattr(proxy(olmo, width=2048), "head_dim")
 
@@ -154,12 +179,16 @@ class TestWidth:
             ("falcon", 640, r"head_dim=64 × r=8.*: 512 or 1024\."),
         ],
     )
-    def test_where_head_dim_is_width_by_heads_only_some_widths_work(self, kind, width, message, config_of):
+    def test_where_head_dim_is_width_by_heads_only_some_widths_work(
+        self, kind, width, message, config_of
+    ):
         with pytest.raises(DimensionError, match=message):
             proxy(config_of(kind, **TYPES[kind][1]), width=width)
 
     @pytest.mark.parametrize(("kind", "width"), [("falcon", 512), ("gpt_bigcode", 256)])
-    def test_multi_query_attention_keeps_its_one_head_and_its_head_dim(self, kind, width, config_of):
+    def test_multi_query_attention_keeps_its_one_head_and_its_head_dim(
+        self, kind, width, config_of
+    ):
         small = read(build(proxy(config_of(kind), width=width, depth=2)))
         assert (small.kv_heads, small.head_dim, small.heads) == (1, 64, width // 64)
 
@@ -170,7 +199,9 @@ class TestWidth:
 
     def test_a_width_that_the_class_refuses_is_one_error_with_widths_that_fit(self, config_of):
         config = config_of("llama", hidden_size=3328, num_attention_heads=26)
-        with pytest.raises(OptionError, match=r"width=832.*not a multiple.*Choose a width that fits: 768 or 896\."):
+        with pytest.raises(
+            OptionError, match=r"width=832.*not a multiple.*Choose a width that fits: 768 or 896\."
+        ):
             proxy(config, width=832)
         assert [proxy(config, width=width).hidden_size for width in (768, 896)] == [768, 896]
 
@@ -180,7 +211,11 @@ class TestWidth:
 
     def test_a_fat_copy_is_allowed(self, config_of):
         fat = proxy(config_of("gemma2", num_key_value_heads=1), width=4608)
-        assert (fat.num_attention_heads, fat.num_key_value_heads, fat.intermediate_size) == (16, 2, 18432)
+        assert (fat.num_attention_heads, fat.num_key_value_heads, fat.intermediate_size) == (
+            16,
+            2,
+            18432,
+        )
 
 
 class TestDepth:
@@ -214,7 +249,10 @@ class TestDepth:
             ("deepseek_v3", {"num_hidden_layers": 6}),
             ("qwen3_moe", {"num_hidden_layers": 6, "mlp_only_layers": [0, 1, 2]}),
             ("qwen3_moe", {"num_hidden_layers": 6, "decoder_sparse_step": 3}),
-            ("ernie4_5_moe", {"num_hidden_layers": 6, "moe_layer_start_index": 2, "moe_layer_end_index": 5}),
+            (
+                "ernie4_5_moe",
+                {"num_hidden_layers": 6, "moe_layer_start_index": 2, "moe_layer_end_index": 5},
+            ),
             ("llama4_text", {"num_hidden_layers": 6, "moe_layers": [3, 4, 5]}),
         ],
     )
@@ -229,7 +267,9 @@ class TestDepth:
 
 
 class TestEncoderAndDecoder:
-    """proxy(T5Config()) said "Pass its text part: config.get_text_config()", which was refused in the same words."""
+    """proxy(T5Config()) said "Pass its text part: config.get_text_config()", which was refused in
+    the same words.
+    """
 
     KINDS = (
         (T5Config, T5ForConditionalGeneration),
@@ -241,10 +281,18 @@ class TestEncoderAndDecoder:
     def test_both_are_thinner_and_shallower(self, kind, model):
         large = kind()
         small = proxy(large, width=128, depth=2)
-        assert (small.hidden_size, small.num_hidden_layers, small.num_attention_heads) == (128, 2, 2)
+        assert (small.hidden_size, small.num_hidden_layers, small.num_attention_heads) == (
+            128,
+            2,
+            2,
+        )
         built = build(small, model)
-        assert {len(built.get_encoder().block if kind is T5Config else built.get_encoder().layers)} == {2}
-        assert {len(built.get_decoder().block if kind is T5Config else built.get_decoder().layers)} == {2}
+        assert {
+            len(built.get_encoder().block if kind is T5Config else built.get_encoder().layers)
+        } == {2}
+        assert {
+            len(built.get_decoder().block if kind is T5Config else built.get_decoder().layers)
+        } == {2}
         shapes = {name: tuple(p.shape) for name, p in build(large, model).named_parameters()}
         for name, p in built.named_parameters():
             whole = shapes[name]
@@ -256,30 +304,42 @@ class TestEncoderAndDecoder:
         assert (small.encoder_attention_heads, small.decoder_attention_heads) == (4, 2)
 
     def test_one_depth_for_two_that_differ_is_refused(self):
-        with pytest.raises(DimensionError, match="encoder_layers=2, decoder_layers=12: one depth does not say"):
+        with pytest.raises(
+            DimensionError, match="encoder_layers=2, decoder_layers=12: one depth does not say"
+        ):
             proxy(BartConfig(encoder_layers=2), width=128, depth=2)
         assert proxy(BartConfig(encoder_layers=2), width=128).encoder_layers == 2
 
 
 class TestStateSpaces:
-    """A Granite hybrid refused every width, and said of each that "multiples of 128 are widths that fit"."""
+    """A Granite hybrid refused every width, and said of each that "multiples of 128 are widths that
+    fit".
+    """
 
     KINDS = ("granitemoehybrid", "bamba", "falcon_h1", "zamba2", "nemotron_h")
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_state_heads_keep_their_size_and_follow_the_width(self, kind, config_of):
-        """The others kept all of them: the state of a model an eighth as wide was as wide as before."""
+        """The others kept all of them: the state of a model an eighth as wide was as wide as
+        before.
+        """
         large = config_of(kind)
         width = large.hidden_size // 8
         small = proxy(large, width=width)
         values, before = small.to_dict(), large.to_dict()
         (heads,) = [name for name in STATE_HEADS if name in values]
         assert values[heads] * 8 == before[heads]
-        (size,) = [name for name in ("mamba_d_head", "mamba_headdim", "mamba_head_dim") if name in values]
+        (size,) = [
+            name for name in ("mamba_d_head", "mamba_headdim", "mamba_head_dim") if name in values
+        ]
         assert values[size] == before[size]
         shapes = {name: tuple(p.shape) for name, p in build(large).named_parameters()}
         thin = dict(build(small).named_parameters())
-        out = next(name for name in thin if name.endswith(("mamba.out_proj.weight", "mixer.out_proj.weight")))
+        out = next(
+            name
+            for name in thin
+            if name.endswith(("mamba.out_proj.weight", "mixer.out_proj.weight"))
+        )
         assert tuple(thin[out].shape) == tuple(n // 8 for n in shapes[out])
 
     @pytest.mark.parametrize("kind", [*KINDS, "gpt2", "falcon", "gpt_neox"])
@@ -293,7 +353,11 @@ class TestStateSpaces:
                 assert found, error  # noqa: PT017
                 proposed |= {int(number) for number in re.findall(r"\d+", found[1])}
         for width in proposed:
-            build(proxy(config, width=width, depth=1 if kind not in ("zamba2", "nemotron_h") else None))
+            build(
+                proxy(
+                    config, width=width, depth=1 if kind not in ("zamba2", "nemotron_h") else None
+                )
+            )
         assert proposed
 
 
@@ -305,7 +369,9 @@ class TestWhatMayBeGiven:
     @pytest.mark.parametrize("value", [0, -8, 2.0, "512", True])
     @pytest.mark.parametrize("name", ["width", "depth"])
     def test_a_size_is_a_positive_whole_number(self, name, value, config_of):
-        with pytest.raises(DimensionError, match=f"{name}={value!r} is not a positive whole number"):
+        with pytest.raises(
+            DimensionError, match=f"{name}={value!r} is not a positive whole number"
+        ):
             proxy(config_of("llama"), **{name: value})
 
     def test_something_must_be_asked_for(self, config_of):
@@ -314,12 +380,16 @@ class TestWhatMayBeGiven:
 
     @pytest.mark.parametrize("thing", [{"hidden_size": 64}, None, nn.Linear(2, 2), "llama"])
     def test_what_has_no_config_is_refused(self, thing):
-        with pytest.raises(OptionError, match="neither a Hugging Face config nor a model that has one"):
+        with pytest.raises(
+            OptionError, match="neither a Hugging Face config nor a model that has one"
+        ):
             proxy(thing, width=512)
 
     def test_a_config_of_several_modalities_is_refused_with_the_part_to_pass(self, config_of):
         gemma = config_of("gemma3")
-        with pytest.raises(OptionError, match=r"Pass the part that you mean: config\.text_config\."):
+        with pytest.raises(
+            OptionError, match=r"Pass the part that you mean: config\.text_config\."
+        ):
             proxy(gemma, width=576)
         assert proxy(gemma.text_config, width=576).hidden_size == 576
 

@@ -1,4 +1,6 @@
-"""What a name stands for: dimensions as published, settings that arrive, and errors that say what to do."""
+"""What a name stands for: dimensions as published, settings that arrive, and errors that say what
+to do.
+"""
 
 import itertools
 import json
@@ -9,7 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from mupscale.errors import DimensionError, MissingExtraError, MupscaleError, OptionError, UnknownNameError
+from mupscale.errors import (
+    DimensionError,
+    MissingExtraError,
+    MupscaleError,
+    OptionError,
+    UnknownNameError,
+)
 from mupscale.reading import read
 from mupscale.targets import SHAPES, Target, build, resolve
 
@@ -40,11 +48,20 @@ class TestShapes:
 
     @pytest.mark.parametrize(
         ("name", "heads", "kv_heads", "head_dim", "tied"),
-        [("llama-3-70b", 64, 8, 128, False), ("qwen3-32b", 64, 8, 128, False), ("command-r-plus", 96, 8, 128, True)],
+        [
+            ("llama-3-70b", 64, 8, 128, False),
+            ("qwen3-32b", 64, 8, 128, False),
+            ("command-r-plus", 96, 8, 128, True),
+        ],
     )
     def test_a_shape_is_read_whole(self, name, heads, kv_heads, head_dim, tied):
         facts = read(resolve(f"{name},num_hidden_layers=2").model)
-        assert (facts.heads, facts.kv_heads, facts.head_dim, facts.tied_readout) == (heads, kv_heads, head_dim, tied)
+        assert (facts.heads, facts.kv_heads, facts.head_dim, facts.tied_readout) == (
+            heads,
+            kv_heads,
+            head_dim,
+            tied,
+        )
 
     def test_every_setting_of_a_shape_is_one_that_its_config_has(self):
         for name, shape in SHAPES.items():
@@ -53,18 +70,26 @@ class TestShapes:
                 if key not in ("num_hidden_layers", "rope_parameters"):
                     assert getattr(config, key) == value, (name, key)
 
-    @pytest.mark.parametrize("name", ["LLAMA-3-8B", "llama_3_8b", "Llama.3-8b", "llama3-8b", " llama-3-8b "])
+    @pytest.mark.parametrize(
+        "name", ["LLAMA-3-8B", "llama_3_8b", "Llama.3-8b", "llama3-8b", " llama-3-8b "]
+    )
     def test_case_and_separators_do_not_matter(self, name):
         assert resolve(name).config.hidden_size == 4096
 
     def test_a_shape_takes_settings(self):
         config = resolve("llama-3-8b,num_hidden_layers=2,rope_theta=1e4").config
-        assert (config.num_hidden_layers, config.rope_parameters["rope_theta"], config.vocab_size) == (2, 1e4, 128256)
+        assert (
+            config.num_hidden_layers,
+            config.rope_parameters["rope_theta"],
+            config.vocab_size,
+        ) == (2, 1e4, 128256)
 
 
 class TestTypes:
     def test_settings_arrive_with_their_type(self):
-        target = resolve("hf:qwen3,hidden_size=1024,num_hidden_layers=4,tie_word_embeddings=false,rms_norm_eps=1e-5")
+        target = resolve(
+            "hf:qwen3,hidden_size=1024,num_hidden_layers=4,tie_word_embeddings=false,rms_norm_eps=1e-5"
+        )
         config = target.config
         assert (config.hidden_size, config.num_hidden_layers) == (1024, 4)
         assert (config.tie_word_embeddings, config.rms_norm_eps) == (False, 1e-5)
@@ -85,14 +110,30 @@ class TestTypes:
             ("hf:lama", UnknownNameError, "'lama'. Did you mean 'llama'"),
             ("hf:", UnknownNameError, "unknown type of transformers ''"),
             ("hf:vit", OptionError, "'vit' is not a causal language model"),
-            ("hf:llama,hiden_size=64", UnknownNameError, "'hiden_size'. Did you mean 'hidden_size'"),
+            (
+                "hf:llama,hiden_size=64",
+                UnknownNameError,
+                "'hiden_size'. Did you mean 'hidden_size'",
+            ),
             ("hf:llama,hidden_size", OptionError, "'hidden_size' is not a setting"),
-            ("hf:llama,hidden_size=wide", OptionError, "LlamaConfig refuses .* expected int, got str"),
-            ("hf:llama,hidden_size=0", DimensionError, "hidden_size=0 is not a positive whole number"),
+            (
+                "hf:llama,hidden_size=wide",
+                OptionError,
+                "LlamaConfig refuses .* expected int, got str",
+            ),
+            (
+                "hf:llama,hidden_size=0",
+                DimensionError,
+                "hidden_size=0 is not a positive whole number",
+            ),
             ("hf:llama,num_hidden_layers=-1", DimensionError, "num_hidden_layers=-1"),
             ("hf:llama,hidden_size=1e3", DimensionError, r"hidden_size=1000\.0"),
             ("hf:llama,num_attention_heads=true", DimensionError, "num_attention_heads=True"),
-            ("hf:llama,num_key_value_heads=5", DimensionError, "32 is not a multiple .*=5. .*: 1, 2, 4, 8, 16 or 32"),
+            (
+                "hf:llama,num_key_value_heads=5",
+                DimensionError,
+                "32 is not a multiple .*=5. .*: 1, 2, 4, 8, 16 or 32",
+            ),
             ("hf:llama,hidden_size=100", OptionError, r"hidden size \(100\) is not a multiple"),
             ("hf:gpt2,n_embd=100", OptionError, "GPT2LMHeadModel cannot be built: .*divisible"),
         ],
@@ -116,7 +157,9 @@ class TestFiles:
         self.folder = tmp_path
 
     def write(self, values, name="config.json"):
-        (self.folder / name).write_text(values if isinstance(values, str) else json.dumps(values), encoding="utf-8")
+        (self.folder / name).write_text(
+            values if isinstance(values, str) else json.dumps(values), encoding="utf-8"
+        )
 
     def test_a_config_comes_back_as_it_was_saved(self, config_of):
         saved = config_of("gemma3_text", num_hidden_layers=7, hidden_size=256, head_dim=32)
@@ -137,7 +180,9 @@ class TestFiles:
         assert resolve("lr=1,wd=2/config.json").config.model_type == "gpt2"
 
     def test_settings_go_on_top_and_lists_of_layers_follow_the_depth(self, config_of):
-        config_of("gemma3_text", num_hidden_layers=12, hidden_size=256, head_dim=32).save_pretrained(self.folder)
+        config_of(
+            "gemma3_text", num_hidden_layers=12, hidden_size=256, head_dim=32
+        ).save_pretrained(self.folder)
         config = resolve("config.json,num_hidden_layers=4,hidden_size=128").config
         assert (config.hidden_size, len(config.layer_types), config.head_dim) == (128, 4, 32)
 
@@ -164,8 +209,16 @@ class TestFiles:
             ({"model_type": 3}, OptionError, "has no model_type"),
             ({"model_type": "lama"}, UnknownNameError, "Did you mean 'llama'"),
             ({"model_type": "vit"}, OptionError, "not a causal language model"),
-            ({"model_type": "mine", "auto_map": {"AutoConfig": "a.B"}}, OptionError, "never run.*module:function"),
-            ({"model_type": "llama", "num_attention_heads": 0}, DimensionError, "num_attention_heads=0"),
+            (
+                {"model_type": "mine", "auto_map": {"AutoConfig": "a.B"}},
+                OptionError,
+                "never run.*module:function",
+            ),
+            (
+                {"model_type": "llama", "num_attention_heads": 0},
+                DimensionError,
+                "num_attention_heads=0",
+            ),
             ({"model_type": "llama", "num_key_value_heads": 5}, DimensionError, "not a multiple"),
             ({"model_type": "llama", "hidden_size": "wide"}, OptionError, "expected int, got str"),
         ],
@@ -281,7 +334,11 @@ class TestFunctions:
             (":looks", OptionError, "meta tensors. It is called on the meta device"),
             (":made", OptionError, r"weights on the cpu \(weight\)"),
             (":refuses", DimensionError, "width=100 is not a multiple"),
-            ("_broken:build", OptionError, "importing .* failed: No module named 'a_package_that_is_not_there'"),
+            (
+                "_broken:build",
+                OptionError,
+                "importing .* failed: No module named 'a_package_that_is_not_there'",
+            ),
             ("_syntax:build", OptionError, "raised SyntaxError"),
             ("_nowhere:build", OptionError, "there is no module own_models_.*_nowhere"),
             (".sub:build", OptionError, "there is no module own_models_.*sub"),
@@ -293,16 +350,24 @@ class TestFunctions:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", "llama-3-9b", "my model", "https://example.org/model", "a:b:c", "folder/model"])
+@pytest.mark.parametrize(
+    "name", ["", "llama-3-9b", "my model", "https://example.org/model", "a:b:c", "folder/model"]
+)
 def test_any_other_name_is_answered_with_what_there_is(name):
-    with pytest.raises(UnknownNameError, match=r"Known: llama-3-8b, .*, hf:TYPE, hf:PATH.*, module:function"):
+    with pytest.raises(
+        UnknownNameError, match=r"Known: llama-3-8b, .*, hf:TYPE, hf:PATH.*, module:function"
+    ):
         resolve(name)
 
 
 def test_building_names_the_config_and_the_reason(config_of):
-    with pytest.raises(OptionError, match=r"GPT2Config: GPT2LMHeadModel cannot be built: .*divisible"):
+    with pytest.raises(
+        OptionError, match=r"GPT2Config: GPT2LMHeadModel cannot be built: .*divisible"
+    ):
         build(config_of("gpt2", n_embd=100))
-    with pytest.raises(OptionError, match=r"no causal language model for ViTConfig.*build\(config, cls\)"):
+    with pytest.raises(
+        OptionError, match=r"no causal language model for ViTConfig.*build\(config, cls\)"
+    ):
         build(config_of("vit"))
 
 

@@ -8,7 +8,11 @@ from mupscale.errors import OptionError
 from mupscale.targets.settings import parse_value, split_settings
 
 
-@given(st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.none()))
+@given(
+    st.one_of(
+        st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.none()
+    )
+)
 def test_a_value_is_read_as_python_writes_it(value):
     read = parse_value(str(value))
     assert (read, type(read)) == (value, type(value))

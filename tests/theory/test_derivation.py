@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from mupscale.errors import DimensionError, NotDerivedError, NotExactError, OptionError, UnknownNameError
+from mupscale.errors import (
+    DimensionError,
+    NotDerivedError,
+    NotExactError,
+    OptionError,
+    UnknownNameError,
+)
 from mupscale.theory import (
     DECAYS,
     FIELDS,
@@ -46,7 +52,9 @@ def same(a, b) -> bool:
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("heads", [n, inner])
 def test_without_repetition_key_and_value_are_hidden_matrices(optimizer, decay, heads):
-    """Prediction 10, symbolically: at r = 1, gqa-mup is complete-p, for any number of heads × head_dim."""
+    """Prediction 10, symbolically: at r = 1, gqa-mup is complete-p, for any number of heads ×
+    head_dim.
+    """
     kv = Residual(KeyValue(n, 1, heads), L, output=False)
     dense = Residual(Dense(heads, n), L, output=False)
     gqa = derive(kv, optimizer, decay=decay)
@@ -60,7 +68,8 @@ def test_without_repetition_key_and_value_are_hidden_matrices(optimizer, decay, 
         (name, optimizer)
         for name, unit in NAMED.items()
         for optimizer in OPTIMIZERS
-        if name not in ("vector", "fused") and (unit.grows_both_ways or not OPTIMIZERS[optimizer].whole_matrix)
+        if name not in ("vector", "fused")
+        and (unit.grows_both_ways or not OPTIMIZERS[optimizer].whole_matrix)
     ],
 )
 def test_rate_times_decay_is_the_same_for_every_decayed_weight(unit, optimizer):
@@ -74,11 +83,26 @@ def test_presets_are_the_choices_of_the_paper_and_of_complete_p():
     out = Residual(Dense(n, n), L)
     values = {name: [derive(unit, rule=name) for unit in (kv, out)] for name in RULES}
     assert [str(values[name][0].lr) for name in RULES] == ["1", "1/n", "1/n", "(sqrt(r) + 1)/(2*n)"]
-    assert [str(values[name][0].weight_decay) for name in RULES] == ["1", "1", "n", "2*n/(sqrt(r) + 1)"]
+    assert [str(values[name][0].weight_decay) for name in RULES] == [
+        "1",
+        "1",
+        "n",
+        "2*n/(sqrt(r) + 1)",
+    ]
     assert [str(values[name][0].eps) for name in RULES] == ["1", "1", "1/(L*n)", "1/(L*n)"]
-    assert [str(values[name][0].init_std) for name in RULES] == ["1", "1/sqrt(n)", "1/sqrt(n)", "1/sqrt(n)"]
+    assert [str(values[name][0].init_std) for name in RULES] == [
+        "1",
+        "1/sqrt(n)",
+        "1/sqrt(n)",
+        "1/sqrt(n)",
+    ]
     assert [str(values[name][1].multiplier) for name in RULES] == ["1", "1", "1/L", "1/L"]
-    assert [str(derive("readout", rule=name).multiplier) for name in RULES] == ["1", "1/n", "1/n", "1/n"]
+    assert [str(derive("readout", rule=name).multiplier) for name in RULES] == [
+        "1",
+        "1/n",
+        "1/n",
+        "1/n",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +164,9 @@ def test_kv_factor_follows_the_true_dimensions_unless_the_paper_is_asked_for():
     unit = KeyValue(n, r, inner)
     a = n / inner
     assert same(derive(unit).lr * n, (1 + sympy.sqrt(r * a)) / (1 + sympy.sqrt(a)))
-    assert same(derive(unit, rule=RULES["gqa-mup"].but(kv_factor="paper")).lr * n, (1 + sympy.sqrt(r)) / 2)
+    assert same(
+        derive(unit, rule=RULES["gqa-mup"].but(kv_factor="paper")).lr * n, (1 + sympy.sqrt(r)) / 2
+    )
     assert same(derive(unit).lr.subs(inner, n), derive(KeyValue(n, r)).lr)
 
 
@@ -151,7 +177,10 @@ def test_the_printed_factor_needs_no_width_that_r_divides():
 
 
 @given(
-    n_value=st.integers(1, 10**6), heads=st.integers(1, 64), r_value=st.integers(1, 64), d=st.sampled_from([64, 128])
+    n_value=st.integers(1, 10**6),
+    heads=st.integers(1, 64),
+    r_value=st.integers(1, 64),
+    d=st.sampled_from([64, 128]),
 )
 def test_numbers_put_in_before_or_after_the_derivation_agree(n_value, heads, r_value, d):
     values = {"n": n_value, "r": r_value, "inner": heads * r_value * d}
@@ -166,7 +195,9 @@ def test_numbers_put_in_before_or_after_the_derivation_agree(n_value, heads, r_v
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("unit", BLOCK, ids=str)
 def test_inside_a_branch_only_what_feels_the_gradient_changes(unit, optimizer, decay):
-    """β multiplies every gradient of the branch: epsilon and SGD's rate follow it, Adam's rate does not."""
+    """β multiplies every gradient of the branch: epsilon and SGD's rate follow it, Adam's rate does
+    not.
+    """
     alone = derive(unit, optimizer, decay=decay)
     inside = derive(Residual(unit, L, output=False), optimizer, decay=decay)
     degree = OPTIMIZERS[optimizer].gradient_degree
@@ -179,9 +210,11 @@ def test_inside_a_branch_only_what_feels_the_gradient_changes(unit, optimizer, d
 @pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "momentum", "lion"])
 @pytest.mark.parametrize("decay", DECAYS)
 def test_a_branch_output_is_the_effective_weight_scaled_by_beta(optimizer, decay):
-    """Folding β away gives the weight that the network sees: β times the size and rate of one that has no branch.
+    """Folding β away gives the weight that the network sees: β times the size and rate of one that
+    has no branch.
 
-    This derives the residual rule a second way: the gradient at the output of a branch does not know of β.
+    This derives the residual rule a second way: the gradient at the output of a branch does not
+    know of β.
     """
     folded = derive(Residual(Dense(n, n), L), optimizer, decay=decay).fold()
     alone = derive(Dense(n, n), optimizer, decay=decay)
@@ -206,12 +239,16 @@ def test_depth_factor_bounds_a_stack_of_coherent_branches():
 @pytest.mark.parametrize("unit", [u for u in NAMED if u != "fused"])
 def test_for_sgd_l2_is_lr_coupled_decay(unit, optimizer):
     """ΔW = -η(g + λW) both ways, so two derivations of the decay must agree."""
-    l2, coupled = (derive(unit, optimizer, decay=decay).weight_decay for decay in ("l2", "lr_coupled"))
+    l2, coupled = (
+        derive(unit, optimizer, decay=decay).weight_decay for decay in ("l2", "lr_coupled")
+    )
     assert same(l2, coupled)
 
 
 def test_independent_decay_is_not_scaled():
-    assert {derive(u, decay="independent").weight_decay for u in NAMED if u != "vector"} == {sympy.Integer(1)}
+    assert {derive(u, decay="independent").weight_decay for u in NAMED if u != "vector"} == {
+        sympy.Integer(1)
+    }
 
 
 def test_adam_with_l2_keeps_the_hidden_decay():
@@ -282,7 +319,9 @@ def test_the_derivation_shows_the_quantities_of_the_paper():
 
 
 class TestFused:
-    @pytest.mark.parametrize(("optimizer", "power"), [("adamw", 1), ("lion", 1), ("sgd", sympy.Rational(1, 2))])
+    @pytest.mark.parametrize(
+        ("optimizer", "power"), [("adamw", 1), ("lion", 1), ("sgd", sympy.Rational(1, 2))]
+    )
     @pytest.mark.parametrize("decay", ["lr_coupled", "independent"])
     def test_rows_get_a_multiplier_and_keep_the_rate_and_decay_of_q(self, optimizer, power, decay):
         fused = derive("fused", optimizer, decay=decay)
@@ -332,7 +371,9 @@ class TestBadInput:
             Residual(Dense(n, n), depth)
 
     def test_repetitions_must_divide(self):
-        with pytest.raises(DimensionError, match=r"r=5 does not divide heads × head_dim = 768\. Choose a divisor"):
+        with pytest.raises(
+            DimensionError, match=r"r=5 does not divide heads × head_dim = 768\. Choose a divisor"
+        ):
             KeyValue(768, 5)
 
     @pytest.mark.parametrize(
@@ -409,14 +450,21 @@ class TestWithoutWidth:
             assert found == pytest.approx(powers, abs=0.05)
             return
         assert powers == dict.fromkeys(powers, 0)
-        # Every one of these was -1. A hidden matrix' gradient goes as 1/√n, since the norm behind it divides by √n.
-        assert found == pytest.approx({"embedding": 0, "dense": -0.5, "gain": 0, "readout": 0}, abs=0.05)
+        # Every one of these was -1. A hidden matrix' gradient goes as 1/√n, since the norm behind
+        # it divides by √n.
+        assert found == pytest.approx(
+            {"embedding": 0, "dense": -0.5, "gain": 0, "readout": 0}, abs=0.05
+        )
 
     @pytest.mark.parametrize("optimizer", ELEMENTWISE)
     @pytest.mark.parametrize("decay", DECAYS)
-    @pytest.mark.parametrize("unit", [*BLOCK, Embedding(n), Readout(n), Expert(n, n, active="2/8")], ids=str)
+    @pytest.mark.parametrize(
+        "unit", [*BLOCK, Embedding(n), Readout(n), Expert(n, n, active="2/8")], ids=str
+    )
     def test_nothing_depends_on_width(self, unit, optimizer, decay):
-        values = derive(Residual(unit, L, output=False), optimizer, rule=self.RULE, decay=decay).expressions
+        values = derive(
+            Residual(unit, L, output=False), optimizer, rule=self.RULE, decay=decay
+        ).expressions
         narrow, wide = (
             [float(value.subs({n: width, inner: width, r: 2, L: 3})) for value in values.values()]
             for width in (64, 1024)
@@ -427,7 +475,8 @@ class TestWithoutWidth:
     def test_depth_still_counts(self, optimizer):
         """SGD's rate stayed at 1 in a branch whose gradient is 1/L as large."""
         alone, inside = (
-            derive(unit, optimizer, rule=self.RULE) for unit in (Dense(n, n), Residual(Dense(n, n), L, output=False))
+            derive(unit, optimizer, rule=self.RULE)
+            for unit in (Dense(n, n), Residual(Dense(n, n), L, output=False))
         )
         assert same(inside.lr, alone.lr * L ** OPTIMIZERS[optimizer].gradient_degree)
         assert same(inside.eps, alone.eps / L ** OPTIMIZERS[optimizer].epsilon_degree)
@@ -436,7 +485,10 @@ class TestWithoutWidth:
     def test_for_sgd_l2_is_lr_coupled_decay(self, unit):
         units = [NAMED[unit]] if unit == "residual" else [NAMED[unit], Residual(NAMED[unit], L)]
         for one in units:
-            l2, coupled = (derive(one, "sgd", rule=self.RULE, decay=d).weight_decay for d in ("l2", "lr_coupled"))
+            l2, coupled = (
+                derive(one, "sgd", rule=self.RULE, decay=d).weight_decay
+                for d in ("l2", "lr_coupled")
+            )
             assert same(l2, coupled)
 
     def test_an_expert_that_sees_fewer_tokens_has_a_smaller_epsilon(self):
@@ -444,9 +496,13 @@ class TestWithoutWidth:
 
 
 def slopes(rule) -> dict[str, float]:
-    """Powers of n by which gradients shrink in embedding → norm → matrix → norm → readout, 64 to 1024 wide."""
+    """Powers of n by which gradients shrink in embedding → norm → matrix → norm → readout, 64 to
+    1024 wide.
+    """
     widths = [64, 128, 256, 512, 1024]
-    table = np.log([np.mean([gradients(rule, width, seed) for seed in range(3)], axis=0) for width in widths])
+    table = np.log(
+        [np.mean([gradients(rule, width, seed) for seed in range(3)], axis=0) for width in widths]
+    )
     powers = np.polyfit(np.log(widths), table, 1)[0]
     return dict(zip(("embedding", "dense", "gain", "readout"), powers, strict=True))
 
@@ -460,7 +516,9 @@ def gradients(rule, width: int, seed: int) -> list[float]:
     }
 
     def drawn(unit, *shape):
-        return (torch.randn(shape, generator=generator) * 0.02 * factors[unit].init_std).requires_grad_()
+        return (
+            torch.randn(shape, generator=generator) * 0.02 * factors[unit].init_std
+        ).requires_grad_()
 
     def normed(x):
         return x / x.square().mean(-1, keepdim=True).sqrt()

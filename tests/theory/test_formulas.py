@@ -41,7 +41,9 @@ def test_tidying_does_not_change_a_value(text):
 
 @given(FORMULAS)
 def test_what_is_shown_means_what_it_says(text):
-    """Reading the terminal's notation back, with √ and juxtaposition undone, gives the same number."""
+    """Reading the terminal's notation back, with √ and juxtaposition undone, gives the same
+    number.
+    """
     import re
 
     expression = tidy(parse(text))
@@ -51,7 +53,9 @@ def test_what_is_shown_means_what_it_says(text):
     shown = re.sub(r"(\d)(?=[a-zA-Z])", r"\1*", shown)
     shown = re.sub(r"(?<=\))(?=[\w])", "*", shown)
     names = {str(symbol): number for symbol, number in POINT.items()} | {"sqrt": lambda x: x**0.5}
-    assert eval(shown, {"__builtins__": {}}, names) == pytest.approx(value(expression), rel=1e-10), inline(expression)
+    assert eval(shown, {"__builtins__": {}}, names) == pytest.approx(
+        value(expression), rel=1e-10
+    ), inline(expression)
 
 
 @pytest.mark.parametrize("unit", NAMED)
@@ -63,12 +67,28 @@ def test_json_expressions_are_read_by_sympy(unit):
             continue
         for name in FIELDS:
             known = {str(s): s for s in getattr(scaling, name).free_symbols}
-            assert sympy.simplify(sympy.sympify(scaling.to_dict()[name], locals=known) - getattr(scaling, name)) == 0
+            assert (
+                sympy.simplify(
+                    sympy.sympify(scaling.to_dict()[name], locals=known) - getattr(scaling, name)
+                )
+                == 0
+            )
 
 
 @pytest.mark.parametrize(
     "text",
-    ["__import__('os').system('x')", "n.real", "lambda: 1", "n if r else L", "[1]", "'n'", "f(n)", "n @ r", "", "1 +"],
+    [
+        "__import__('os').system('x')",
+        "n.real",
+        "lambda: 1",
+        "n if r else L",
+        "[1]",
+        "'n'",
+        "f(n)",
+        "n @ r",
+        "",
+        "1 +",
+    ],
 )
 def test_anything_but_arithmetic_is_refused(text):
     with pytest.raises(OptionError):

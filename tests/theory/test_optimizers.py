@@ -14,9 +14,13 @@ SHAPES = [(64, 64), (16, 64), (96, 32)]
 
 
 def coherent_gradient(n_out: int, n_in: int) -> torch.Tensor:
-    """A gradient of one direction, as from inputs that agree: rank one, entries of many sizes and both signs."""
+    """A gradient of one direction, as from inputs that agree: rank one, entries of many sizes and
+    both signs.
+    """
     generator = torch.Generator().manual_seed(0)
-    left, right = (torch.randn(size, 1, generator=generator, dtype=torch.float64) for size in (n_out, n_in))
+    left, right = (
+        torch.randn(size, 1, generator=generator, dtype=torch.float64) for size in (n_out, n_in)
+    )
     return 1e-3 * left @ right.T
 
 
@@ -42,10 +46,20 @@ def predicted(name: str, W: torch.Tensor, gradient: torch.Tensor) -> float:
         ("adam", torch.optim.Adam, {"lr": 1.0, "eps": 1e-30}, 1e-6),
         ("sgd", torch.optim.SGD, {"lr": 1.0}, 1e-9),
         ("momentum", torch.optim.SGD, {"lr": 1.0, "momentum": 0.9}, 1e-9),
-        ("adafactor", torch.optim.Adafactor, {"lr": 1.0, "weight_decay": 0.0, "eps": (1e-12, 1e-12)}, 1e-6),
+        (
+            "adafactor",
+            torch.optim.Adafactor,
+            {"lr": 1.0, "weight_decay": 0.0, "eps": (1e-12, 1e-12)},
+            1e-6,
+        ),
         # Newton–Schulz in bfloat16 leaves singular values between about 0.7 and 1.2.
         ("muon", torch.optim.Muon, {"lr": 1.0, "weight_decay": 0.0}, 0.3),
-        ("muon-match-rms", torch.optim.Muon, {"lr": 1.0, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"}, 0.3),
+        (
+            "muon-match-rms",
+            torch.optim.Muon,
+            {"lr": 1.0, "weight_decay": 0.0, "adjust_lr_fn": "match_rms_adamw"},
+            0.3,
+        ),
     ],
 )
 def test_a_unit_step_of_torch_has_the_stated_norm(name, optimizer, settings, tolerance, shape):
@@ -55,7 +69,9 @@ def test_a_unit_step_of_torch_has_the_stated_norm(name, optimizer, settings, tol
         gradient = gradient + 1e-2 * torch.randn(
             *shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
         )
-    assert step_norm(optimizer, gradient, W, **settings) == pytest.approx(predicted(name, W, gradient), rel=tolerance)
+    assert step_norm(optimizer, gradient, W, **settings) == pytest.approx(
+        predicted(name, W, gradient), rel=tolerance
+    )
 
 
 @pytest.mark.parametrize(("factor", "name"), [(4.0, "sgd"), (4.0, "adamw"), (4.0, "adafactor")])
@@ -63,7 +79,10 @@ def test_degrees_say_how_a_step_grows_with_gradient_and_weight(factor, name):
     optimizer, settings = {
         "sgd": (torch.optim.SGD, {"lr": 1.0}),
         "adamw": (torch.optim.AdamW, {"lr": 1.0, "weight_decay": 0.0, "eps": 1e-30}),
-        "adafactor": (torch.optim.Adafactor, {"lr": 1.0, "weight_decay": 0.0, "eps": (1e-12, 1e-12)}),
+        "adafactor": (
+            torch.optim.Adafactor,
+            {"lr": 1.0, "weight_decay": 0.0, "eps": (1e-12, 1e-12)},
+        ),
     }[name]
     gradient, W = coherent_gradient(16, 64), torch.ones(16, 64, dtype=torch.float64)
     plain = step_norm(optimizer, gradient, W, **settings)
@@ -71,12 +90,18 @@ def test_degrees_say_how_a_step_grows_with_gradient_and_weight(factor, name):
     assert step_norm(optimizer, factor * gradient, W, **settings) == pytest.approx(
         plain * factor**known.gradient_degree
     )
-    assert step_norm(optimizer, gradient, factor * W, **settings) == pytest.approx(plain * factor**known.weight_degree)
+    assert step_norm(optimizer, gradient, factor * W, **settings) == pytest.approx(
+        plain * factor**known.weight_degree
+    )
 
 
-@pytest.mark.parametrize(("name", "optimizer"), [("muon", torch.optim.Muon), ("adafactor", torch.optim.Adafactor)])
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [("muon", torch.optim.Muon), ("adafactor", torch.optim.Adafactor)]
+)
 def test_torch_decays_by_the_raw_group_rate(name, optimizer):
-    """So decay is the inverse of the group's rate, whatever the optimizer multiplies the step with."""
+    """So decay is the inverse of the group's rate, whatever the optimizer multiplies the step
+    with.
+    """
     W = torch.ones(8, 32, dtype=torch.float64)
     weight = torch.nn.Parameter(W.clone())
     weight.grad = torch.zeros_like(W)
@@ -99,7 +124,9 @@ def made(cls: type, **settings) -> torch.optim.Optimizer:
 
 
 class TestByClass:
-    """plan(optimizer=torch.optim.AdamW) ended in AttributeError: type object 'AdamW' has no attribute 'name'."""
+    """plan(optimizer=torch.optim.AdamW) ended in AttributeError: type object 'AdamW' has no
+    attribute 'name'.
+    """
 
     @pytest.mark.parametrize(
         ("given", "name"),
@@ -121,16 +148,24 @@ class TestByClass:
             (made(torch.optim.Muon, adjust_lr_fn="match_rms_adamw"), "muon-match-rms"),
             (made(mupscale.optim.Muon, adjust_lr_fn="spectral"), "muon-spectral"),
             (Foreign.made("bitsandbytes.optim.adamw", "PagedAdamW8bit"), "adamw"),
-            (Foreign.made("bitsandbytes.optim.adam", "Adam8bit"), "adamw"),  # its kernel decouples decay
+            (
+                Foreign.made("bitsandbytes.optim.adam", "Adam8bit"),
+                "adamw",
+            ),  # its kernel decouples decay
             (Foreign.made("torchao.optim.adam", "AdamW4bit"), "adamw"),
             (Foreign.made("torchao.optim.adam", "AdamWFp8"), "adamw"),
             (Foreign.made("torchao.optim.adam", "Adam8bit"), "adam"),
             (Foreign.made("apex.optimizers.fused_adam", "FusedAdam", adam_w_mode=1), "adamw"),
             (Foreign.made("apex.optimizers.fused_adam", "FusedAdam", adam_w_mode=0), "adam"),
-            (Foreign.made("deepspeed.ops.adam.cpu_adam", "DeepSpeedCPUAdam", adam_w_mode=True), "adamw"),
+            (
+                Foreign.made("deepspeed.ops.adam.cpu_adam", "DeepSpeedCPUAdam", adam_w_mode=True),
+                "adamw",
+            ),
             (Foreign.made("lion_pytorch.lion_pytorch", "Lion"), "lion"),
         ],
-        ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__),
+        ids=lambda value: (
+            value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
+        ),
     )
     def test_a_class_or_an_optimizer_is_taken_for_what_it_computes(self, given, name):
         assert optimizer_named(given).name == name
@@ -141,14 +176,18 @@ class TestByClass:
         [
             torch.optim.NAdam,
             torch.optim.RMSprop,
-            Foreign.made("muon", "Muon"),  # by how much it lengthens its steps is another matter in each package
+            Foreign.made(
+                "muon", "Muon"
+            ),  # by how much it lengthens its steps is another matter in each package
             Foreign.made("transformers.optimization", "Adafactor"),
             Foreign.made("schedulefree", "AdamWScheduleFree"),
         ],
     )
     def test_one_that_is_not_known_is_named_with_what_to_do(self, given):
         name = getattr(given, "__name__", type(given).__name__)
-        with pytest.raises(OptionError, match=rf"optimizer=[\w.]*{name} is not .*Name the one .*adamw, adam"):
+        with pytest.raises(
+            OptionError, match=rf"optimizer=[\w.]*{name} is not .*Name the one .*adamw, adam"
+        ):
             optimizer_named(given)
 
     @pytest.mark.parametrize("given", [None, 3, 0.1])

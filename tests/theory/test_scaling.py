@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mupscale.errors import DimensionError, NotExactError, OptionError, UnknownNameError
-from mupscale.theory import DECAYS, FIELDS, OPTIMIZERS, Dense, KeyValue, Readout, Residual, Vector, derive
+from mupscale.theory import (
+    DECAYS,
+    FIELDS,
+    OPTIMIZERS,
+    Dense,
+    KeyValue,
+    Readout,
+    Residual,
+    Vector,
+    derive,
+)
 from mupscale.theory.formulas import L, n
 from mupscale.theory.units import NAMED
 
@@ -39,12 +49,18 @@ class TestFoldingAlgebra:
     def test_each_optimizer_folds_by_its_powers(self, optimizer, decay):
         plain = derive("dense", optimizer, decay=decay)
         folded = plain.fold(a)
-        for name, power in zip(("init_std", "lr", "weight_decay", "eps"), POWERS[optimizer, decay], strict=True):
-            assert sympy.simplify(getattr(folded, name) / getattr(plain, name) - a**power) == 0, name
+        for name, power in zip(
+            ("init_std", "lr", "weight_decay", "eps"), POWERS[optimizer, decay], strict=True
+        ):
+            assert sympy.simplify(getattr(folded, name) / getattr(plain, name) - a**power) == 0, (
+                name
+            )
         assert sympy.simplify(folded.multiplier * a - plain.multiplier) == 0
 
     def test_the_unembedding_folds_to_the_form_of_the_papers_text(self):
-        """Section 3.1: η = 1/n and λ = n for output layers; the same thing as table 1 by abc-symmetry."""
+        """Section 3.1: η = 1/n and λ = n for output layers; the same thing as table 1 by
+        abc-symmetry.
+        """
         folded = derive("readout").fold()
         assert [str(e) for e in folded.expressions.values()] == ["1/n", "1", "1/n", "n", "1"]
 
@@ -59,7 +75,9 @@ class TestFoldingAlgebra:
         assert folded.lr * folded.weight_decay == 1
 
     def test_adafactor_refuses(self):
-        with pytest.raises(NotExactError, match=r"RMS\(W\), which has a floor.*Keep the multiplier"):
+        with pytest.raises(
+            NotExactError, match=r"RMS\(W\), which has a floor.*Keep the multiplier"
+        ):
             derive("readout", "adafactor").fold()
 
     def test_nothing_to_fold_is_no_refusal(self):
@@ -73,7 +91,9 @@ class TestFoldingAlgebra:
 
 
 def train(multiplier: float, W: torch.Tensor, optimizer: type, **settings) -> list[float]:
-    """Losses of twenty steps on a fixed problem in float64, with the weight multiplied in the forward pass."""
+    """Losses of twenty steps on a fixed problem in float64, with the weight multiplied in the
+    forward pass.
+    """
     generator = torch.Generator().manual_seed(1)
     X = torch.randn(32, W.shape[1], generator=generator, dtype=torch.float64)
     Y = torch.randn(32, W.shape[0], generator=generator, dtype=torch.float64)
@@ -99,7 +119,9 @@ TORCH = {
 
 
 def folded_and_not(name: str, unit: str = "readout", forget: str = "") -> list[list[float]]:
-    """Losses with the readout's multiplier in the forward pass, and folded; `forget` leaves one field unfolded."""
+    """Losses with the readout's multiplier in the forward pass, and folded; `forget` leaves one
+    field unfolded.
+    """
     optimizer, decay, extra = TORCH[name]
     plain = derive(unit, dataclasses.replace(OPTIMIZERS[name], not_exact=""), decay=decay)
     width = {"n": 16}
@@ -114,7 +136,9 @@ def folded_and_not(name: str, unit: str = "readout", forget: str = "") -> list[l
         settings = {"lr": 0.02 * factors.lr, "weight_decay": 0.3 * factors.weight_decay, **extra}
         if OPTIMIZERS[name].epsilon == "entry":
             settings["eps"] = (None, 1e-3) if name == "adafactor" else 0.01 * factors.eps
-        curves.append(train(factors.multiplier, 0.01 * factors.init_std * noise, optimizer, **settings))
+        curves.append(
+            train(factors.multiplier, 0.01 * factors.init_std * noise, optimizer, **settings)
+        )
     return curves
 
 
@@ -178,7 +202,9 @@ class TestEvaluate:
 
         with mpmath.workdps(50):
             exact = (1 + mpmath.sqrt(2)) / 2 / 3
-        assert self.kv.evaluate(base={"n": 100, "r": 1}, target={"n": 300, "r": 2}).lr == float(exact)
+        assert self.kv.evaluate(base={"n": 100, "r": 1}, target={"n": 300, "r": 2}).lr == float(
+            exact
+        )
 
     def test_what_is_zero_stays_zero(self):
         factors = derive(Vector("n")).evaluate(base={"n": 2}, target={"n": 4})
@@ -186,18 +212,33 @@ class TestEvaluate:
 
     def test_dimensions_that_a_unit_does_not_have_are_no_mistake(self):
         """One set of dimensions serves every parameter of a model."""
-        assert derive("embedding").evaluate(base={"n": 2, "r": 1}, target={"n": 4, "r": 2, "L": 3}).eps == 0.5
+        assert (
+            derive("embedding").evaluate(base={"n": 2, "r": 1}, target={"n": 4, "r": 2, "L": 3}).eps
+            == 0.5
+        )
 
     @pytest.mark.parametrize(
         ("arguments", "error", "message"),
         [
-            ({"target": {"n": 768, "r": 5}}, DimensionError, "r=5 does not divide heads × head_dim = 768"),
+            (
+                {"target": {"n": 768, "r": 5}},
+                DimensionError,
+                "r=5 does not divide heads × head_dim = 768",
+            ),
             ({"target": {"n": 0, "r": 1}}, DimensionError, "target: n=0"),
             ({"target": {"n": 768, "r": -4}}, DimensionError, "target: r=-4"),
             ({"target": {"n": 768, "r": 4}, "base": {"n": -768}}, DimensionError, "base: n=-768"),
             ({"target": {"n": 768, "r": 4}, "reference_r": 0}, DimensionError, "reference_r: r=0"),
-            ({"target": {"n": 768}}, DimensionError, r"target says n=768, but KeyValue\(n, r\) also needs r"),
-            ({"target": {"n": 768, "repetitions": 4}}, UnknownNameError, "unknown dimension in target 'repetitions'"),
+            (
+                {"target": {"n": 768}},
+                DimensionError,
+                r"target says n=768, but KeyValue\(n, r\) also needs r",
+            ),
+            (
+                {"target": {"n": 768, "repetitions": 4}},
+                UnknownNameError,
+                "unknown dimension in target 'repetitions'",
+            ),
         ],
     )
     def test_dimensions_that_cannot_be_are_named(self, arguments, error, message):
@@ -217,7 +258,9 @@ class TestRenderings:
 
     def test_latex_holds_no_character_that_pdflatex_lacks(self):
         for unit in NAMED:
-            assert derive(unit).to_latex().isascii(), [c for c in derive(unit).to_latex() if not c.isascii()]
+            assert derive(unit).to_latex().isascii(), [
+                c for c in derive(unit).to_latex() if not c.isascii()
+            ]
 
     def test_json_has_the_five_expressions_under_their_names(self):
         data = json.loads(derive(Readout(n)).to_json())
@@ -225,5 +268,7 @@ class TestRenderings:
         assert data["steps"][0]["reason"]
 
     def test_adam_with_decoupled_decay_is_told_apart_from_torch(self):
-        assert any("torch.optim.Adam decays by l2" in caveat for caveat in derive("kv", "adam").caveats)
+        assert any(
+            "torch.optim.Adam decays by l2" in caveat for caveat in derive("kv", "adam").caveats
+        )
         assert not derive("kv", "adam", decay="l2").caveats

@@ -19,7 +19,8 @@ from mupscale.theory import (
 )
 from mupscale.theory.optimizers import Optimizer
 
-# Table 1 of arXiv 2605.15290, with its first row read as a standard deviation, and the row for epsilon of appendix A.1.
+# Table 1 of arXiv 2605.15290, with its first row read as a standard deviation, and the row for
+# epsilon of appendix A.1.
 PRINTED = {
     "init_std": ["1", "1", "1/sqrt(n)", "1/sqrt(n)", "1/sqrt(n)"],
     "multiplier": ["1", "1/n", "1", "1", "1"],
@@ -40,7 +41,8 @@ def mismatches(table: dict) -> list[tuple[str, str]]:
     return [
         (field, column)
         for field, column in CELLS
-        if sympy.simplify(sympy.sympify(table["columns"][column][field]) - printed(field, column)) != 0
+        if sympy.simplify(sympy.sympify(table["columns"][column][field]) - printed(field, column))
+        != 0
     ]
 
 
@@ -66,18 +68,54 @@ def test_a_change_in_any_one_cell_is_seen(field, column, monkeypatch):
 
 
 MUTANTS = {
-    "a spectral target without its root": (estimates, "spectral_target", lambda n_out, n_in: n_out / n_in),
-    "Bai–Yin without n_out": (estimates, "bai_yin", lambda sigma, n_out, n_in: sigma * sympy.sqrt(n_in)),
-    "Bai–Yin without n_in": (estimates, "bai_yin", lambda sigma, n_out, n_in: sigma * sympy.sqrt(n_out)),
-    "a thin Bai–Yin without its root": (estimates, "bai_yin_thin", lambda sigma, n_in: sigma * n_in),
-    "an expected norm without its root": (estimates, "expected", lambda sigma, n_out: sigma * n_out),
+    "a spectral target without its root": (
+        estimates,
+        "spectral_target",
+        lambda n_out, n_in: n_out / n_in,
+    ),
+    "Bai–Yin without n_out": (
+        estimates,
+        "bai_yin",
+        lambda sigma, n_out, n_in: sigma * sympy.sqrt(n_in),
+    ),
+    "Bai–Yin without n_in": (
+        estimates,
+        "bai_yin",
+        lambda sigma, n_out, n_in: sigma * sympy.sqrt(n_out),
+    ),
+    "a thin Bai–Yin without its root": (
+        estimates,
+        "bai_yin_thin",
+        lambda sigma, n_in: sigma * n_in,
+    ),
+    "an expected norm without its root": (
+        estimates,
+        "expected",
+        lambda sigma, n_out: sigma * n_out,
+    ),
     "repetition counted r times": (estimates, "repeated", lambda norm, times: times * norm),
     "repetition not counted": (estimates, "repeated", lambda norm, times: norm),
     "no multiplier on the readout": (units.Readout, "multiplier", lambda self: sympy.Integer(1)),
-    "a readout gradient that shrinks twice": (units.Readout, "gradient_entry", lambda self: 1 / self.n),
-    "an embedding gradient that does not shrink": (units.Embedding, "gradient_entry", lambda self: sympy.Integer(1)),
-    "a hidden gradient that does not shrink": (units.Dense, "gradient_entry", lambda self: sympy.Integer(1)),
-    "a key/value gradient that does not shrink": (units.KeyValue, "gradient_entry", lambda self: sympy.Integer(1)),
+    "a readout gradient that shrinks twice": (
+        units.Readout,
+        "gradient_entry",
+        lambda self: 1 / self.n,
+    ),
+    "an embedding gradient that does not shrink": (
+        units.Embedding,
+        "gradient_entry",
+        lambda self: sympy.Integer(1),
+    ),
+    "a hidden gradient that does not shrink": (
+        units.Dense,
+        "gradient_entry",
+        lambda self: sympy.Integer(1),
+    ),
+    "a key/value gradient that does not shrink": (
+        units.KeyValue,
+        "gradient_entry",
+        lambda self: sympy.Integer(1),
+    ),
     "key and value as a small dense matrix": (
         units.KeyValue,
         "reference",
@@ -101,7 +139,9 @@ def test_a_mutated_engine_no_longer_derives_the_table(mutant, monkeypatch):
 
 
 def test_a_noise_dominated_step_would_need_no_repetition_factor():
-    """The factor rests on coherence: with Bai–Yin for Adam's step it is 1, so the table cannot hold either."""
+    """The factor rests on coherence: with Bai–Yin for Adam's step it is 1, so the table cannot hold
+    either.
+    """
     noisy = dataclasses.replace(
         OPTIMIZERS["adamw"], step=lambda s: estimates.bai_yin(sympy.Integer(1), s.n_out, s.n_in)
     )
@@ -110,7 +150,8 @@ def test_a_noise_dominated_step_would_need_no_repetition_factor():
     assert ("lr", "K, V") in mismatches(table.to_dict())
 
 
-# Step norm on the key/value matrix (constants apart), K/V factor, power of n in the hidden rate, standing.
+# Step norm on the key/value matrix (constants apart), K/V factor, power of n in the hidden rate,
+# standing.
 ADAM_LIKE = ("n/sqrt(r)", "(1 + sqrt(r))/2", "-1", "derived")
 OPTIMIZER_TABLE = {
     "adamw": ADAM_LIKE,
@@ -148,7 +189,13 @@ def test_sgd_rates_of_input_and_output_grow_with_width():
 
 def test_matrix_optimizers_leave_embedding_and_readout_to_adamw():
     table = parameterization("muon")
-    assert [s.optimizer.name for s in table.columns.values()] == ["adamw", "adamw", "muon", "muon", "muon"]
+    assert [s.optimizer.name for s in table.columns.values()] == [
+        "adamw",
+        "adamw",
+        "muon",
+        "muon",
+        "muon",
+    ]
     assert "trained by AdamW" in table.notes[0]
 
 

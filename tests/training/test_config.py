@@ -51,7 +51,10 @@ class TestReading:
     def test_a_named_model_may_be_changed_and_one_may_be_spelt_out(self):
         assert config(model={"name": "cpu_64_r2", "depth": 2}).model.depth == 2
         assert (
-            config(model={"width": 64, "depth": 2, "n_heads": 4, "vocabulary": 256, "context": 128}).model.width == 64
+            config(
+                model={"width": 64, "depth": 2, "n_heads": 4, "vocabulary": 256, "context": 128}
+            ).model.width
+            == 64
         )
 
     @pytest.mark.parametrize(
@@ -62,7 +65,10 @@ class TestReading:
             ({"model": {"name": "cpu_64_r3"}}, "Did you mean 'cpu_"),
             ({"model": {"name": "cpu_64_r2", "widht": 3}}, "Did you mean 'width'"),
             ({"model": {"name": "cpu_64_r2", "n_kv_heads": 3}}, "Choose a divisor of 4: 1, 2 or 4"),
-            ({"model": {"name": "cpu_64_r2", "width": "wide"}}, "model.width = 'wide' is of type str; expected int"),
+            (
+                {"model": {"name": "cpu_64_r2", "width": "wide"}},
+                "model.width = 'wide' is of type str; expected int",
+            ),
             ({"model": 3}, "not a table"),
             ({"base": {"widht": 3}}, "Did you mean 'width'"),
             ({"base": {"width": 0}}, "width=0"),
@@ -94,7 +100,9 @@ class TestReading:
             config(**changes)
         assert message in str(caught.value)
 
-    @pytest.mark.parametrize(("content", "message"), [("seed = ", "is not TOML"), (None, "No such file")])
+    @pytest.mark.parametrize(
+        ("content", "message"), [("seed = ", "is not TOML"), (None, "No such file")]
+    )
     def test_a_file_that_cannot_be_read(self, tmp_path, content, message):
         path = tmp_path / "run.toml"
         if content is not None:
@@ -109,7 +117,13 @@ class TestReading:
 class TestTheBase:
     def test_keeps_head_dim_and_r_at_another_width(self):
         base = config(model={"name": "cpu_192_r4"}, base={"width": 64, "depth": 2}).base_model()
-        assert (base.width, base.depth, base.n_heads, base.kv_heads, base.head_size) == (64, 2, 4, 1, 16)
+        assert (base.width, base.depth, base.n_heads, base.kv_heads, base.head_size) == (
+            64,
+            2,
+            4,
+            1,
+            16,
+        )
 
     def test_may_have_another_r(self):
         assert config(model={"name": "cpu_192_r4"}, base={"r": 1}).base_model().repetitions == 1
@@ -122,12 +136,22 @@ class TestTheBase:
 
 class TestLengths:
     def test_of_the_paper_come_from_its_rules(self):
-        """jwd-medium at 3 tokens a parameter; the paper rounds the parameters that it prints, which moves 1 in 1649."""
-        made = config(model={"name": "jwd-medium"}, data={"sequence": 8192}, length={"tokens_per_parameter": 3})
+        """jwd-medium at 3 tokens a parameter; the paper rounds the parameters that it prints, which
+        moves 1 in 1649.
+        """
+        made = config(
+            model={"name": "jwd-medium"},
+            data={"sequence": 8192},
+            length={"tokens_per_parameter": 3},
+        )
         found = lengths(made)
         assert (found.batch, found.steps, found.warmup) == (18, 1649, 32)
         assert (
-            lengths(dataclasses.replace(made, length=dataclasses.replace(made.length, batch_rule="printed"))).batch
+            lengths(
+                dataclasses.replace(
+                    made, length=dataclasses.replace(made.length, batch_rule="printed")
+                )
+            ).batch
             == 12
         )
 

@@ -19,9 +19,24 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-def train(folder: Path, ranks: int, shard: str = "none", *settings: str) -> subprocess.CompletedProcess[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    command = [sys.executable, *torchrun, "-m", "mupscale", "train", *SETTINGS, "--output", str(folder)]
+def train(
+    folder: Path, ranks: int, shard: str = "none", *settings: str
+) -> subprocess.CompletedProcess[str]:
+    torchrun = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        if ranks > 1
+        else []
+    )
+    command = [
+        sys.executable,
+        *torchrun,
+        "-m",
+        "mupscale",
+        "train",
+        *SETTINGS,
+        "--output",
+        str(folder),
+    ]
     return subprocess.run(
         [*command, "--shard", shard, *settings],
         capture_output=True, text=True, check=False, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -69,7 +69,9 @@ class TestARun:
         assert run(config(), tmp_path, report=lambda _: pytest.fail("it trained again")) == record
 
     def test_depends_on_its_seed_and_on_nothing_else(self, tmp_path):
-        losses = [run(config(seed=seed), tmp_path / str(k)).train_loss for k, seed in enumerate((1, 1, 2))]
+        losses = [
+            run(config(seed=seed), tmp_path / str(k)).train_loss for k, seed in enumerate((1, 1, 2))
+        ]
         assert losses[0] == losses[1] != losses[2]
 
     @pytest.mark.parametrize("micros", [2, 4])
@@ -89,12 +91,20 @@ class TestARun:
             run(config(optimizer={"name": "shampoo"}), tmp_path)
 
     def test_folded_and_hooked_plans_give_the_same_losses(self, tmp_path):
-        losses = [run(config(optimizer={"multipliers": way}), tmp_path / way).train_loss for way in ("fold", "hook")]
+        losses = [
+            run(config(optimizer={"multipliers": way}), tmp_path / way).train_loss
+            for way in ("fold", "hook")
+        ]
         assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
     def test_its_plan_is_applied(self, tmp_path):
-        """A base of other dimensions changes the rates; without clipping and by SGD that shows at once."""
-        losses = [run(config(base={"width": width}), tmp_path / str(width)).train_loss for width in (16, 32)]
+        """A base of other dimensions changes the rates; without clipping and by SGD that shows at
+        once.
+        """
+        losses = [
+            run(config(base={"width": width}), tmp_path / str(width)).train_loss
+            for width in (16, 32)
+        ]
         assert losses[0] != losses[1]
 
     def test_compiled(self, tmp_path):
@@ -141,13 +151,18 @@ class TestResuming:
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
     def test_a_signal_stops_after_the_step_and_loses_nothing(self, tmp_path, number):
-        with pytest.raises(InterruptedRunError, match=r"stopped after step 7.*Run the same command") as caught:
+        with pytest.raises(
+            InterruptedRunError, match=r"stopped after step 7.*Run the same command"
+        ) as caught:
             run(config(), tmp_path / "a", report=stop_at(7, number))
         assert caught.value.exit_status == 128 + number
         remarks = []
         run(config(), tmp_path / "a", remark=remarks.append)
         assert remarks == ["going on after step 7"]
-        assert left(tmp_path / "a")["metrics.jsonl"] == self.undisturbed(tmp_path / "b")["metrics.jsonl"]
+        assert (
+            left(tmp_path / "a")["metrics.jsonl"]
+            == self.undisturbed(tmp_path / "b")["metrics.jsonl"]
+        )
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
     def test_lines_beyond_the_checkpoint_and_a_torn_one_are_dropped(self, tmp_path):
@@ -156,7 +171,10 @@ class TestResuming:
         with (tmp_path / "a" / "metrics.jsonl").open("a") as file:
             file.write('{"step": 8, "loss": 1.0}\n{"step": 9, "lo')
         run(config(), tmp_path / "a")
-        assert left(tmp_path / "a")["metrics.jsonl"] == self.undisturbed(tmp_path / "b")["metrics.jsonl"]
+        assert (
+            left(tmp_path / "a")["metrics.jsonl"]
+            == self.undisturbed(tmp_path / "b")["metrics.jsonl"]
+        )
 
     @pytest.mark.parametrize("way", ["truncated", "flipped", "no tensors", "manifest"])
     def test_a_broken_checkpoint_is_set_aside_for_the_one_before(self, tmp_path, way):
@@ -169,7 +187,10 @@ class TestResuming:
         assert "set aside as step-000000009.corrupt" in remarks[0]
         assert remarks[1] == "going on after step 8"
         assert (folder / "step-000000009.corrupt").exists()
-        assert left(tmp_path / "a")["metrics.jsonl"] == self.undisturbed(tmp_path / "b")["metrics.jsonl"]
+        assert (
+            left(tmp_path / "a")["metrics.jsonl"]
+            == self.undisturbed(tmp_path / "b")["metrics.jsonl"]
+        )
 
     def test_without_a_whole_checkpoint_it_does_not_begin_anew(self, tmp_path):
         with pytest.raises(InterruptedRunError):
@@ -195,7 +216,9 @@ class TestResuming:
     def test_two_checkpoints_are_kept(self, tmp_path):
         run(config(record={"checkpoint_every": 2}), tmp_path)
         names = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
-        assert names == [f"step-0000000{n}.{kind}" for n in (10, 12) for kind in ("json", "safetensors")]
+        assert names == [
+            f"step-0000000{n}.{kind}" for n in (10, 12) for kind in ("json", "safetensors")
+        ]
 
     def test_kills_at_any_moment_change_nothing(self):
         result = subprocess.run(
@@ -212,7 +235,9 @@ class TestFaults:
         before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limit[1]))
-            with pytest.raises(StorageError, match=r"could not write .*step-000000004\.safetensors") as caught:
+            with pytest.raises(
+                StorageError, match=r"could not write .*step-000000004\.safetensors"
+            ) as caught:
                 run(config(), tmp_path / "a")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -223,12 +248,16 @@ class TestFaults:
         run(config(), tmp_path / "b")
         assert left(tmp_path / "a") == left(tmp_path / "b")
 
-    @pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="needs a small disk of its own")
+    @pytest.mark.skipif(
+        shutil.which("mount") is None or os.geteuid() != 0, reason="needs a small disk of its own"
+    )
     def test_a_disk_that_is_full(self, tmp_path):
         small = tmp_path / "small"
         small.mkdir()
         mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", small], check=False, capture_output=True
+            ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", small],
+            check=False,
+            capture_output=True,
         )
         if mounted.returncode:
             pytest.skip("may not mount")
@@ -263,7 +292,9 @@ class TestFaults:
 
 
 def test_a_short_real_run_learns(tmp_path):
-    """Below 2.4 nats a byte on what was held out of Python's own library, after 300 steps of 6 × 128."""
+    """Below 2.4 nats a byte on what was held out of Python's own library, after 300 steps of 6 ×
+    128.
+    """
     made = RunConfig.from_dict(
         {
             "model": {"name": "cpu_96_r2", "positions": "rope", "qk_norm": True},
@@ -277,7 +308,11 @@ def test_a_short_real_run_learns(tmp_path):
 
 def left(folder: Path) -> dict[str, bytes]:
     """What a run has computed."""
-    files = [folder / "metrics.jsonl", folder / "record.json", *sorted((folder / "checkpoint").glob("*.safetensors"))]
+    files = [
+        folder / "metrics.jsonl",
+        folder / "record.json",
+        *sorted((folder / "checkpoint").glob("*.safetensors")),
+    ]
     return {path.name: path.read_bytes() for path in files if path.exists()}
 
 

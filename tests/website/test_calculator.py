@@ -1,4 +1,6 @@
-"""The calculator page in a real browser: its numbers are Python's, and it says what it cannot compute."""
+"""The calculator page in a real browser: its numbers are Python's, and it says what it cannot
+compute.
+"""
 
 import itertools
 import os
@@ -47,18 +49,30 @@ class Setting:
 
     @property
     def choice(self) -> dict[str, object]:
-        return {"rule": self.rule, "optimizer": self.optimizer, "decay": self.decay, "fold": self.fold}
+        return {
+            "rule": self.rule,
+            "optimizer": self.optimizer,
+            "decay": self.decay,
+            "fold": self.fold,
+        }
 
     @property
     def address(self) -> str:
-        sizes = {f"{model}.{k}": v for model in ("target", "base") for k, v in getattr(self, model).items()}
+        sizes = {
+            f"{model}.{k}": v
+            for model in ("target", "base")
+            for k, v in getattr(self, model).items()
+        }
         return "#" + urlencode(sizes | self.choice | {"fold": "yes" if self.fold else "no"})
 
     def expected(self, label: str) -> Factors:
         """By `derive` and `evaluate`."""
         scaling = derived(label, self.rule, self.optimizer, self.decay, self.fold)
         known = scaling.unit.dimensions()
-        high, low = ({k: v for k, v in symbols(model).items() if k in known} for model in (self.target, self.base))
+        high, low = (
+            {k: v for k, v in symbols(model).items() if k in known}
+            for model in (self.target, self.base)
+        )
         return scaling.evaluate(target=high, base=low)
 
 
@@ -81,7 +95,14 @@ def derived(label: str, rule: str, optimizer: str, decay, fold: bool):
 
 
 def model_of(n=4096, L=32, heads=32, kv_heads=8, head_dim=128, d_ff=14336) -> dict[str, int]:
-    return {"n": n, "L": L, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "d_ff": d_ff}
+    return {
+        "n": n,
+        "L": L,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "d_ff": d_ff,
+    }
 
 
 def any_model(chance: random.Random) -> dict[str, int]:
@@ -110,8 +131,14 @@ SETTINGS = {
     "adamw": Setting(model_of(), SMALL),
     "muon": Setting(model_of(heads=64), SMALL, optimizer="muon"),
     "adafactor does not fold": Setting(model_of(), SMALL, optimizer="adafactor"),
-    "sgd in the forward pass": Setting(model_of(d_ff=999), SMALL, optimizer="sgd", decay="l2", fold=False),
-    "own": Setting(model_of(n=5120, heads=64), model_of(n=640, heads=12, kv_heads=12, head_dim=64), rule="complete-p"),
+    "sgd in the forward pass": Setting(
+        model_of(d_ff=999), SMALL, optimizer="sgd", decay="l2", fold=False
+    ),
+    "own": Setting(
+        model_of(n=5120, heads=64),
+        model_of(n=640, heads=12, kv_heads=12, head_dim=64),
+        rule="complete-p",
+    ),
 }
 
 
@@ -148,9 +175,13 @@ def visit(browser, site) -> Iterator:
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         contexts.append(context)
         found = Visit(context.new_page())
-        found.page.on("console", lambda said: found.faults.append(f"console {said.type}: {said.text}"))
+        found.page.on(
+            "console", lambda said: found.faults.append(f"console {said.type}: {said.text}")
+        )
         found.page.on("pageerror", lambda error: found.faults.append(f"error: {error}"))
-        found.page.on("requestfailed", lambda request: found.faults.append(f"failed: {request.url}"))
+        found.page.on(
+            "requestfailed", lambda request: found.faults.append(f"failed: {request.url}")
+        )
         found.page.on("request", lambda request: _outside(request.url, site, found))
         found.page.goto((site / "calculator.html").as_uri() + address)
         return found
@@ -191,18 +222,26 @@ def agrees(page, setting: Setting) -> None:
         expected = astuple(setting.expected(label))
         assert [full for full, _ in cells] == pytest.approx(expected, rel=1e-12), label
         in_words = [shown for _, shown in cells if shown != "constant"]
-        assert [float(text) for text in in_words] == [float(f"{v:.4g}") for v in expected[-len(in_words) :]], label
+        assert [float(text) for text in in_words] == [
+            float(f"{v:.4g}") for v in expected[-len(in_words) :]
+        ], label
 
 
 def test_a_thousand_random_settings_have_the_numbers_of_python(visit):
     chance = random.Random(0)
     settings = any_settings(1000, chance)
     asked = [[one.choice, one.target, one.base] for one in settings]
-    answers = visit().page.evaluate("asked => asked.map(one => mupscaleCalculator.factors(...one))", asked)
+    answers = visit().page.evaluate(
+        "asked => asked.map(one => mupscaleCalculator.factors(...one))", asked
+    )
     for setting, answer in zip(settings, answers, strict=True):
-        # An answer holds all weights. One of them by chance: the exact numbers of sympy take their time.
+        # An answer holds all weights. One of them by chance: the exact numbers of sympy take their
+        # time.
         place, label = chance.choice(list(enumerate(formulas.UNITS)))
-        assert answer[place] == pytest.approx(astuple(setting.expected(label)), rel=1e-12, abs=0), (label, setting)
+        assert answer[place] == pytest.approx(astuple(setting.expected(label)), rel=1e-12, abs=0), (
+            label,
+            setting,
+        )
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -224,16 +263,27 @@ def test_the_copied_python_runs_and_gives_the_shown_numbers(visit, name, capsys)
     assert list(namespace["factors"]) == list(shown)
     for label, factors in namespace["factors"].items():
         assert shown[label] == pytest.approx(astuple(factors), rel=1e-12), label
-    assert capsys.readouterr().out.splitlines() == [f"{label} {f}" for label, f in namespace["factors"].items()]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{label} {f}" for label, f in namespace["factors"].items()
+    ]
 
 
-@pytest.mark.parametrize(("optimizer", "multipliers"), [("adamw", "fold"), ("muon", "hook"), ("sgd", "fold")])
+@pytest.mark.parametrize(
+    ("optimizer", "multipliers"), [("adamw", "fold"), ("muon", "hook"), ("sgd", "fold")]
+)
 def test_a_plan_for_a_llama_of_these_sizes_has_the_same_numbers(visit, optimizer, multipliers):
     target = model_of(n=96, L=3, heads=8, kv_heads=2, head_dim=16, d_ff=200)
     base = model_of(n=48, L=2, heads=3, kv_heads=3, head_dim=16, d_ff=64)
-    plan = mu.plan(llama(target), base=llama(base).config, optimizer=optimizer, multipliers=multipliers)
-    setting = Setting(target, base, optimizer=optimizer, decay=plan.decay, fold=multipliers == "fold")
-    shown = {label: [full for full, _ in cells] for label, cells in table(visit(setting.address).page).items()}
+    plan = mu.plan(
+        llama(target), base=llama(base).config, optimizer=optimizer, multipliers=multipliers
+    )
+    setting = Setting(
+        target, base, optimizer=optimizer, decay=plan.decay, fold=multipliers == "fold"
+    )
+    shown = {
+        label: [full for full, _ in cells]
+        for label, cells in table(visit(setting.address).page).items()
+    }
     places = {
         "model.embed_tokens": "Embedding",
         "self_attn.q_proj": "Query",
@@ -255,7 +305,13 @@ def llama(sizes: dict[str, int]):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    names = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
     with torch.device("meta"):
         settings = dict(zip((*names, "intermediate_size"), sizes.values(), strict=True))
         return LlamaForCausalLM(LlamaConfig(**settings, vocab_size=64))
@@ -311,11 +367,17 @@ def test_another_optimizer_brings_its_own_decay_and_what_a_reader_must_know(visi
     page = visit().page
     page.locator("#calculator-optimizer").select_option("sgd")
     assert page.locator("#calculator-decay").input_value() == OPTIMIZERS["sgd"].decay
-    assert "Key, value: derived, one extrapolated step" in page.locator("#calculator-notes").inner_text()
+    assert (
+        "Key, value: derived, one extrapolated step"
+        in page.locator("#calculator-notes").inner_text()
+    )
     page.locator("#calculator-optimizer").select_option("muon")
     assert "trained by AdamW beside muon" in page.locator("#calculator-notes").inner_text()
     page.locator("#calculator-optimizer").select_option("adafactor")
-    assert "Readout: a multiplier of 1/n cannot be folded" in page.locator("#calculator-notes").inner_text()
+    assert (
+        "Readout: a multiplier of 1/n cannot be folded"
+        in page.locator("#calculator-notes").inner_text()
+    )
 
 
 def test_every_step_of_a_derivation_is_told(visit):
@@ -324,14 +386,18 @@ def test_every_step_of_a_derivation_is_told(visit):
     told = page.locator("details[open] li").all_inner_texts()
     steps = derived("Key, value", "gqa-mup", "adamw", "lr_coupled", True).steps
     assert [text.splitlines()[0] for text in told] == [step.title for step in steps]
-    assert all(step.reason in text and step.source in text for step, text in zip(steps, told, strict=True))
+    assert all(
+        step.reason in text and step.source in text for step, text in zip(steps, told, strict=True)
+    )
     page.locator("#calculator-target-n").fill("2048")
     assert page.locator("details[open]").count() == 1
 
 
 def test_formulas_are_shortest_where_the_heads_fill_the_width(visit):
     page = visit().page
-    cell = page.locator("#calculator-results tr:nth-child(3) [data-label='learning rate'] .calculator-formula")
+    cell = page.locator(
+        "#calculator-results tr:nth-child(3) [data-label='learning rate'] .calculator-formula"
+    )
     assert cell.inner_text() == "(1 + √r)/(2n)"
     page.locator("#calculator-target-heads").fill("64")
     assert cell.inner_text() == "(√inner + √n√r)/(n(√inner + √n))"
@@ -347,7 +413,9 @@ def test_it_is_used_by_keyboard_alone(visit):
             break
         page.keyboard.press("Tab")
     inputs = [f"calculator-{model}-{name}" for name in model_of() for model in ("target", "base")]
-    assert reached[:5] == [f"calculator-{name}" for name in ("preset", "rule", "optimizer", "decay", "fold")]
+    assert reached[:5] == [
+        f"calculator-{name}" for name in ("preset", "rule", "optimizer", "decay", "fold")
+    ]
     assert reached[5:17] == inputs
     assert reached[17:26] == ["SUMMARY"] * 9
     page.keyboard.press("Enter")
@@ -365,8 +433,13 @@ def test_it_fits_asks_nobody_and_has_no_serious_fault_of_accessibility(visit, wi
     for wrong in (False, True):
         if wrong:
             page.locator("#calculator-target-kv_heads").fill("5")
-        # Without a preload axe asks for no style sheet, which a browser refuses it in a page from a folder.
-        result = Axe().run(page, context={"include": [["#factors"]]}, options={"preload": False}).response
+        # Without a preload axe asks for no style sheet, which a browser refuses it in a page from a
+        # folder.
+        result = (
+            Axe()
+            .run(page, context={"include": [["#factors"]]}, options={"preload": False})
+            .response
+        )
         serious = [
             (one["id"], one["nodes"][0]["html"][:200])
             for one in result["violations"]

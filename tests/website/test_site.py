@@ -43,11 +43,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     pages.lay_out(folder / "pages")
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    settings = settings.replace("build/pages", str(folder / "pages")).replace("[src]", f"[{ROOT / 'src'}]")
+    settings = settings.replace("build/pages", str(folder / "pages")).replace(
+        "[src]", f"[{ROOT / 'src'}]"
+    )
     settings = settings.replace("website/doctests.py", str(ROOT / "website" / "doctests.py"))
     (folder / "mkdocs.yml").write_text(settings, encoding="utf-8")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(folder / "mkdocs.yml")]
-    built = subprocess.run([*command, "-d", str(folder / "site")], capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "-f",
+        str(folder / "mkdocs.yml"),
+    ]
+    built = subprocess.run(
+        [*command, "-d", str(folder / "site")], capture_output=True, text=True, check=False
+    )
     assert built.returncode == 0, built.stderr
     return folder / "site"
 
@@ -68,7 +81,9 @@ def test_no_link_is_dead(opened: dict[Path, Page]) -> None:
                 continue
             target = (path.parent / unquote(place.path)).resolve() if place.path else path
             known = opened[target].anchors if target in opened else {""}
-            if not target.is_file() or (place.fragment and target in opened and unquote(place.fragment) not in known):
+            if not target.is_file() or (
+                place.fragment and target in opened and unquote(place.fragment) not in known
+            ):
                 dead.append(f"{path.name}: {link}")
     assert dead == []
 
@@ -79,7 +94,9 @@ def test_nothing_is_loaded_from_elsewhere(opened: dict[Path, Page]) -> None:
 
 
 def test_every_guide_is_in_the_navigation() -> None:
-    navigation = yaml.dump(yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["nav"])
+    navigation = yaml.dump(
+        yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader=yaml.BaseLoader)["nav"]
+    )
     for guide in (ROOT / "docs").glob("*.md"):
         assert f"docs/{guide.name}" in navigation
 
@@ -87,7 +104,9 @@ def test_every_guide_is_in_the_navigation() -> None:
 def test_every_unit_and_optimizer_is_derived_on_the_page() -> None:
     text = derivations.page()
     assert [f"### {name}\n" in text for name in NAMED] == [True] * len(NAMED)
-    assert [f"### Under {name}\n" in text for name in OPTIMIZERS if name != "adamw"] == [True] * (len(OPTIMIZERS) - 1)
+    assert [f"### Under {name}\n" in text for name in OPTIMIZERS if name != "adamw"] == [True] * (
+        len(OPTIMIZERS) - 1
+    )
     for step in derive("kv").steps:
         assert step.reason in text
         assert step.source in text
@@ -105,4 +124,7 @@ def test_every_public_name_has_its_entry(site: Path) -> None:
 
 def test_examples_in_docstrings_are_code() -> None:
     told = "Twice.\n\n>>> double([2])\n[4]\n>>> double([3])\n[6]\n\nMore."
-    assert fenced(told) == "Twice.\n\n```pycon\n>>> double([2])\n[4]\n>>> double([3])\n[6]\n```\n\nMore."
+    assert (
+        fenced(told)
+        == "Twice.\n\n```pycon\n>>> double([2])\n[4]\n>>> double([3])\n[6]\n```\n\nMore."
+    )

@@ -1,4 +1,6 @@
-"""What measurements say: slopes, optima and surfaces with intervals, transfer over a family. Without torch."""
+"""What measurements say: slopes, optima and surfaces with intervals, transfer over a family.
+Without torch.
+"""
 
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import StudyAnalysis, analyse

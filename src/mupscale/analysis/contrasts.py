@@ -1,9 +1,10 @@
 """Differences between cells that share their seeds.
 
-Each cell has one value a seed: its optimum, or its loss there. Seeds are repeated in every cell, so a value is a cell's
-mean plus what the seed does everywhere plus what it does in this cell (a two-way table without replication; Scheffé
-1959, ch. 8). A sum of cells whose weights cancel is free of what a seed does everywhere, and its error is estimated
-from all cells together: with 9 cells and 3 seeds from 16 degrees of freedom instead of 2.
+Each cell has one value a seed: its optimum, or its loss there. Seeds are repeated in every cell, so
+a value is a cell's mean plus what the seed does everywhere plus what it does in this cell (a
+two-way table without replication; Scheffé 1959, ch. 8). A sum of cells whose weights cancel is free
+of what a seed does everywhere, and its error is estimated from all cells together: with 9 cells and
+3 seeds from 16 degrees of freedom instead of 2.
 """
 
 import math
@@ -29,7 +30,8 @@ _CLEAR = 1e4
 
 @dataclass(frozen=True)
 class Located:
-    """A cell's value with its error if it stood alone, and the same for each seed where seeds can tell.
+    """A cell's value with its error if it stood alone, and the same for each seed where seeds can
+    tell.
 
     `same` is equal for cells with the very same runs: the base of two rules, say.
     """
@@ -45,7 +47,9 @@ class Located:
 
 @dataclass(frozen=True)
 class SeedTable:
-    """Mean squares of the values of a set of cells: of seeds, and of what a seed does in one cell."""
+    """Mean squares of the values of a set of cells: of seeds, and of what a seed does in one
+    cell.
+    """
 
     cells: int
     seeds: int
@@ -67,7 +71,12 @@ class SeedTable:
             return squares * within / self.seeds, freedom
         parts = [(shared * self.of_seeds / self.seeds, self.seeds - 1.0)]
         if squares > shared:
-            parts.append(((squares - shared) * self.of_interaction / self.seeds, float(self.interaction_freedom)))
+            parts.append(
+                (
+                    (squares - shared) * self.of_interaction / self.seeds,
+                    float(self.interaction_freedom),
+                )
+            )
         return summed(parts)
 
 
@@ -83,7 +92,9 @@ def seed_table(cells: Sequence[Located]) -> SeedTable | None:
     rest = table - table.mean(axis=1, keepdims=True) - by_seed
     of_seeds = count * float(by_seed @ by_seed) / (len(seeds) - 1)
     freedom = (count - 1) * (len(seeds) - 1)
-    return SeedTable(count, len(seeds), of_seeds, float(np.square(rest).sum()) / freedom if freedom else 0.0)
+    return SeedTable(
+        count, len(seeds), of_seeds, float(np.square(rest).sum()) / freedom if freedom else 0.0
+    )
 
 
 def _identity(place: int, cell: Located) -> Hashable:
@@ -91,9 +102,11 @@ def _identity(place: int, cell: Located) -> Hashable:
 
 
 def pooled_spread(cells: Sequence[Located]) -> Spread | None:
-    """How far the values of a cell's seeds lie apart, told by all cells together; None where seeds cannot tell.
+    """How far the values of a cell's seeds lie apart, told by all cells together; None where seeds
+    cannot tell.
 
-    Cells that were tried with different seeds, as an adaptive search does, are taken as independent.
+    Cells that were tried with different seeds, as an adaptive search does, are taken as
+    independent.
     """
     table = seed_table(cells)
     if table is not None:
@@ -104,13 +117,17 @@ def pooled_spread(cells: Sequence[Located]) -> Spread | None:
     freedom = sum(len(values) - 1 for values in several)
     if not freedom:
         return None
-    return Spread(sum(float(np.square(values - values.mean()).sum()) for values in several) / freedom, freedom)
+    return Spread(
+        sum(float(np.square(values - values.mean()).sum()) for values in several) / freedom, freedom
+    )
 
 
 def contrast(
     cells: Sequence[Located], weights: Sequence[float], table: SeedTable | None, confidence: float
 ) -> Estimate:
-    """Σ w·value with its interval. `table` is that of all cells of the study, of which these may be some."""
+    """Σ w·value with its interval. `table` is that of all cells of the study, of which these may be
+    some.
+    """
     merged: dict[Hashable, tuple[Located, float]] = {}
     for k, (cell, weight) in enumerate(zip(cells, weights, strict=True)):
         known = merged.get(_identity(k, cell), (cell, 0.0))[1]
@@ -121,18 +138,24 @@ def contrast(
         return Estimate(value, value, value)
     alone = [((weight * cell.error) ** 2, cell.degrees_of_freedom) for cell, weight in pairs]
     if table is None:
-        total, freedom = summed(alone) if all(math.isfinite(v) and f > 0 for v, f in alone) else (math.inf, 0.0)
+        total, freedom = (
+            summed(alone) if all(math.isfinite(v) and f > 0 for v, f in alone) else (math.inf, 0.0)
+        )
         return Estimate.student(value, math.sqrt(total), freedom, confidence)
-    shared = table.variance(sum(weight for _, weight in pairs), sum(weight**2 for _, weight in pairs))
+    shared = table.variance(
+        sum(weight for _, weight in pairs), sum(weight**2 for _, weight in pairs)
+    )
     extras = [((weight * cell.extra_error) ** 2, cell.degrees_of_freedom) for cell, weight in pairs]
     total, freedom = summed([shared, *((v, f) for v, f in extras if v > 0)])
     return Estimate.student(value, math.sqrt(total), freedom, confidence)
 
 
 def member_noise(cells: Sequence[Located], table: SeedTable | None) -> tuple[float, float]:
-    """Variance by which a cell's value differs from the others' by chance, and its degrees of freedom.
+    """Variance by which a cell's value differs from the others' by chance, and its degrees of
+    freedom.
 
-    What a seed does everywhere moves all of them together, and is no part of it where the seeds are shared.
+    What a seed does everywhere moves all of them together, and is no part of it where the seeds are
+    shared.
     """
     parts = [_own_noise(cell, table) for cell in cells]
     if not all(math.isfinite(variance) and freedom > 0 for variance, freedom in parts):
@@ -146,16 +169,23 @@ def _own_noise(cell: Located, table: SeedTable | None) -> tuple[float, float]:
     if table is None or not table.interaction_freedom:
         return cell.error**2, cell.degrees_of_freedom
     shared = (table.of_interaction / table.seeds, float(table.interaction_freedom))
-    return summed([shared, *([(cell.extra_error**2, cell.degrees_of_freedom)] if cell.extra_error > 0 else [])])
+    return summed(
+        [
+            shared,
+            *([(cell.extra_error**2, cell.degrees_of_freedom)] if cell.extra_error > 0 else []),
+        ]
+    )
 
 
 def spread_of_members(
     variance: float, members: int, noise: float, freedom: float, confidence: float = 0.95
 ) -> Estimate:
-    """The standard deviation of what is estimated (ddof 0), from that of estimates that are noisy themselves.
+    """The standard deviation of what is estimated (ddof 0), from that of estimates that are noisy
+    themselves.
 
-    The value is what was seen. At the ends of the interval, noise would show as little, or as much (a noncentral χ²,
-    with Student's factor for a noise that is estimated). One that reaches 0 says that noise alone may have done it.
+    The value is what was seen. At the ends of the interval, noise would show as little, or as much
+    (a noncentral χ², with Student's factor for a noise that is estimated). One that reaches 0 says
+    that noise alone may have done it.
 
     >>> spread_of_members(0.04, 6, noise=0.01, freedom=20)
     Estimate(value=0.2, low=0.0867..., high=0.2688..., degrees_of_freedom=20)
@@ -171,7 +201,10 @@ def spread_of_members(
         return Estimate.student(seen, math.sqrt(noise / members), freedom, confidence)
     # Optima that lie closer together than noise would have them are no proof that they are one.
     ends = (ratio, (1 + confidence) / 2), (max(ratio, members - 1.0), (1 - confidence) / 2)
-    low, high = (math.sqrt(_noncentrality(seen_as, members - 1, tail) * unit / members) for seen_as, tail in ends)
+    low, high = (
+        math.sqrt(_noncentrality(seen_as, members - 1, tail) * unit / members)
+        for seen_as, tail in ends
+    )
     return Estimate(seen, low, high, freedom)
 
 

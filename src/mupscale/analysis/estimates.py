@@ -28,7 +28,9 @@ class Estimate:
         return value < self.low or value > self.high
 
     @staticmethod
-    def student(value: float, standard_error: float, degrees_of_freedom: float, confidence: float = 0.95) -> "Estimate":
+    def student(
+        value: float, standard_error: float, degrees_of_freedom: float, confidence: float = 0.95
+    ) -> "Estimate":
         """Student's interval; without bounds where there are no degrees of freedom.
 
         >>> Estimate.student(0.5, 0.1, 4)

@@ -1,19 +1,23 @@
-"""Which factor on the rate of shared key/value heads is the right one? The exponent γ of f = ((1 + √r)/2)^γ.
+"""Which factor on the rate of shared key/value heads is the right one? The exponent γ of f = ((1 +
+√r)/2)^γ.
 
-Two questions, which need not have one answer. "still": with which f does the optimum of the learning rate stay where
-it is without sharing? "loss": which f gives the lowest loss, each at its own optimum?
+Two questions, which need not have one answer. "still": with which f does the optimum of the
+learning rate stay where it is without sharing? "loss": which f gives the lowest loss, each at its
+own optimum?
 
-"still": at each r, lines in log2 f join the optima of the factors that were tried. For a candidate γ the distance of
-that curve from the optimum of the base is a sum of cells with known weights, and so is the sum of these over all r,
-each weighted by log2 of the paper's factor there. The interval holds every γ at which that sum cannot be told from
-zero, as Fieller's does, and has no end where the data set none.
+"still": at each r, lines in log2 f join the optima of the factors that were tried. For a candidate
+γ the distance of that curve from the optimum of the base is a sum of cells with known weights, and
+so is the sum of these over all r, each weighted by log2 of the paper's factor there. The interval
+holds every γ at which that sum cannot be told from zero, as Fieller's does, and has no end where
+the data set none.
 
-"loss": at each r a cubic goes through the losses. The interval holds every γ whose loss, summed over r, cannot be told
-from the lowest, be it the curve's or, among those tried, that of the best one tried. It is wider than one for the place
-of a minimum, which would hang on the shape of the curve: in records, it is flat on one side and a cliff on the other.
+"loss": at each r a cubic goes through the losses. The interval holds every γ whose loss, summed
+over r, cannot be told from the lowest, be it the curve's or, among those tried, that of the best
+one tried. It is wider than one for the place of a minimum, which would hang on the shape of the
+curve: in records, it is flat on one side and a cliff on the other.
 
-No curve is followed beyond the factors that were tried, so an interval that reaches them has no end there.
-`drills/exponent_coverage.py` measures how often the intervals hold.
+No curve is followed beyond the factors that were tried, so an interval that reaches them has no end
+there. `drills/exponent_coverage.py` measures how often the intervals hold.
 """
 
 import math
@@ -44,14 +48,18 @@ QUESTIONS: tuple[Question, ...] = ("still", "loss")
 
 _GRID, _FINER = 121, 33
 _LEAST: dict[Question, int] = {"still": 2, "loss": 3}
-"""Factors at each r: a line crosses the base's optimum, a lowest loss has a neighbour on each side."""
+"""Factors at each r: a line crosses the base's optimum, a lowest loss has a neighbour on each
+side.
+"""
 _NO_PLACE = frozenset(("few", "saddle", "edge", "flat"))
 """Flags of an optimum that is no place yet."""
 
 
 @dataclass(frozen=True)
 class Factored:
-    """Runs at one r with one factor on the key/value rate. The base is that with the least r, where the factor is 1."""
+    """Runs at one r with one factor on the key/value rate. The base is that with the least r, where
+    the factor is 1.
+    """
 
     r: float
     log2_factor: float
@@ -74,7 +82,9 @@ class FactorCell:
 
 @dataclass(frozen=True)
 class Exponent:
-    """γ with its interval, which has no end where the data set none; None where no curve could be drawn."""
+    """γ with its interval, which has no end where the data set none; None where no curve could be
+    drawn.
+    """
 
     question: Question
     gamma: Estimate | None
@@ -117,14 +127,19 @@ def fit_exponents(tried: Sequence[Factored], *, confidence: float = 0.95) -> Exp
     first = min((one.r for one in tried), default=math.nan)
     if len({one.r for one in tried}) < 2 or sum(one.r == first for one in tried) != 1:
         raise DimensionError(
-            f"r = {sorted(one.r for one in tried)}: an exponent needs the base once, and factors at one r or more "
+            f"r = {sorted(one.r for one in tried)}: an exponent needs the base once, and factors "
+            "at one r or more "
             "above it."
         )
-    found = analyse([run for one in tried for run in _renamed(one)], axis="r", confidence=confidence)
+    found = analyse(
+        [run for one in tried for run in _renamed(one)], axis="r", confidence=confidence
+    )
     labels = {(cell.rule, cell.member.position): cell for cell in found.cells}
     cells = [FactorCell(one.r, one.log2_factor, labels[_name(one), one.r]) for one in tried]
     base = next(cell for cell in cells if cell.r == first)
-    others = tuple(sorted((c for c in cells if c is not base), key=lambda cell: (cell.r, cell.log2_factor)))
+    others = tuple(
+        sorted((c for c in cells if c is not base), key=lambda cell: (cell.r, cell.log2_factor))
+    )
     still, loss = (_answer(question, base, others, confidence) for question in QUESTIONS)
     seeds = {run.seed for one in tried for run in one.runs}
     return Exponents(base, others, still, loss, sum(len(one.runs) for one in tried), len(seeds))
@@ -136,7 +151,10 @@ def _name(one: Factored) -> str:
 
 def _renamed(one: Factored) -> list[Measurement]:
     """Cells are told apart by their factor, whatever the rule was called."""
-    return [replace(run, rule=_name(one), member=Member(label=f"r = {one.r:g}", position=one.r)) for run in one.runs]
+    return [
+        replace(run, rule=_name(one), member=Member(label=f"r = {one.r:g}", position=one.r))
+        for run in one.runs
+    ]
 
 
 # One question
@@ -177,7 +195,10 @@ class _Sums:
 
     def reach(self, confidence: float) -> Array:
         """How far from its value each may be."""
-        quantiles = [t_quantile(freedom, confidence, 1) if freedom > 0 else math.inf for freedom in self.freedom]
+        quantiles = [
+            t_quantile(freedom, confidence, 1) if freedom > 0 else math.inf
+            for freedom in self.freedom
+        ]
         with np.errstate(invalid="ignore"):
             known = np.isfinite(self.errors) & np.isfinite(quantiles)
             return np.where(known, quantiles * self.errors, math.inf)
@@ -195,7 +216,9 @@ class _Test:
 
     @property
     def swept(self) -> tuple[float, float]:
-        return max(curve.swept[0] for curve in self.curves), min(curve.swept[1] for curve in self.curves)
+        return max(curve.swept[0] for curve in self.curves), min(
+            curve.swept[1] for curve in self.curves
+        )
 
     @cached_property
     def levers(self) -> Array:
@@ -211,15 +234,23 @@ class _Test:
         return SeedBlocks.of(self._blocks, recorded)
 
     def at(self, gammas: Array, shares: Array | None = None) -> _Sums:
-        """Distances from the base's optimum, summed over r, every r with its share: by the lever unless given."""
+        """Distances from the base's optimum, summed over r, every r with its share: by the lever
+        unless given.
+        """
         shares = self.levers if shares is None else shares
-        own = [share * curve.height(gammas) for share, curve in zip(shares, self.curves, strict=True)]
+        own = [
+            share * curve.height(gammas) for share, curve in zip(shares, self.curves, strict=True)
+        ]
         return self._sums(np.hstack([*own, np.full((len(gammas), 1), -shares.sum())]))
 
     def above(self, gammas: Array, best: Sequence[float]) -> _Sums:
         """By how much the losses of all r together lie above those at the best γ of each."""
-        there = [curve.height(np.array([one])) for curve, one in zip(self.curves, best, strict=True)]
-        return self._sums(np.hstack([c.height(gammas) - low for c, low in zip(self.curves, there, strict=True)]))
+        there = [
+            curve.height(np.array([one])) for curve, one in zip(self.curves, best, strict=True)
+        ]
+        return self._sums(
+            np.hstack([c.height(gammas) - low for c, low in zip(self.curves, there, strict=True)])
+        )
 
     def lowest(self, gammas: Array) -> float:
         """Of these γ, that with the lowest loss over all r."""
@@ -249,20 +280,27 @@ class _Test:
         if not np.isfinite(total).all():
             return total, np.zeros(len(total))
         inverse = (
-            np.divide(parts**2, alone, out=np.zeros_like(parts), where=alone > 0).sum(axis=1) + shared**2 / freedom
+            np.divide(parts**2, alone, out=np.zeros_like(parts), where=alone > 0).sum(axis=1)
+            + shared**2 / freedom
         )
-        return total, np.divide(total**2, inverse, out=np.full_like(total, math.inf), where=inverse > 0)
+        return total, np.divide(
+            total**2, inverse, out=np.full_like(total, math.inf), where=inverse > 0
+        )
 
     def alone(self, curve: _Curve) -> "_Test":
         return replace(self, curves=[curve])
 
 
-def _answer(question: Question, base: FactorCell, cells: Sequence[FactorCell], confidence: float) -> Exponent:
+def _answer(
+    question: Question, base: FactorCell, cells: Sequence[FactorCell], confidence: float
+) -> Exponent:
     still = question == "still"
     curves = _curves(question, base.r, cells)
     if curves is None or (still and not base.usable):
         return Exponent(question, None, {}, None, (math.nan, math.nan), None)
-    test = _Test(question, _located(base, question) if still else None, list(curves.values()), confidence)
+    test = _Test(
+        question, _located(base, question) if still else None, list(curves.values()), confidence
+    )
     gamma = _solved(test)
     return Exponent(
         question,
@@ -274,7 +312,9 @@ def _answer(question: Question, base: FactorCell, cells: Sequence[FactorCell], c
     )
 
 
-def _curves(question: Question, base_r: float, cells: Sequence[FactorCell]) -> dict[float, _Curve] | None:
+def _curves(
+    question: Question, base_r: float, cells: Sequence[FactorCell]
+) -> dict[float, _Curve] | None:
     """One for each r; None where one of them has too few cells with an optimum."""
     curves: dict[float, _Curve] = {}
     for r in sorted({cell.r for cell in cells}):
@@ -283,7 +323,9 @@ def _curves(question: Question, base_r: float, cells: Sequence[FactorCell]) -> d
         if len(np.unique(offsets)) < _LEAST[question]:
             return None
         located = tuple(_located(cell, question) for cell in block)
-        curves[r] = _Curve(log2_paper_factor(r, base_r), offsets, located, smooth=question == "loss")
+        curves[r] = _Curve(
+            log2_paper_factor(r, base_r), offsets, located, smooth=question == "loss"
+        )
     return curves
 
 
@@ -291,7 +333,9 @@ def _located(cell: FactorCell, question: Question) -> Located:
     one = cell.analysis.optimum
     assert one is not None
     if question == "still":
-        return Located(one.value, one.error, one.degrees_of_freedom, one.seed_optima, one.bend_error)
+        return Located(
+            one.value, one.error, one.degrees_of_freedom, one.seed_optima, one.bend_error
+        )
     return Located(one.loss, math.inf, 0, one.seed_losses)
 
 
@@ -331,7 +375,9 @@ def _still(test: _Test) -> Estimate:
 
 
 def _hull(grid: Array, excess: Array, value: float, freedom: float) -> Estimate:
-    """From the first to the last γ that is not ruled out; without an end where that is the end of the grid."""
+    """From the first to the last γ that is not ruled out; without an end where that is the end of
+    the grid.
+    """
     inside = np.flatnonzero(excess <= 0)
     low = -math.inf if inside[0] == 0 else _between(grid, excess, int(inside[0]) - 1)
     high = math.inf if inside[-1] == len(grid) - 1 else _between(grid, excess, int(inside[-1]))
@@ -350,7 +396,11 @@ def _with_crossings(test: _Test, grid: Array) -> Array:
 def _between(grid: Array, heights: Array, place: int) -> float:
     """Where a line through two neighbours is zero."""
     (here, there), (low, high) = heights[place : place + 2], grid[place : place + 2]
-    return float(low + (high - low) * here / (here - there)) if math.isfinite(here - there) else float(low)
+    return (
+        float(low + (high - low) * here / (here - there))
+        if math.isfinite(here - there)
+        else float(low)
+    )
 
 
 def _root(grid: Array, values: Array) -> float | None:
@@ -374,13 +424,16 @@ def _agreement(test: _Test) -> float:
 
 
 def _one_loss(test: _Test) -> float:
-    """The p-value of one γ for every r: what each r gives up at the best common γ, against what noise would.
+    """The p-value of one γ for every r: what each r gives up at the best common γ, against what
+    noise would.
 
     Two-sided, since the lowest of several losses lies below its true value.
     """
     own = [one.lowest(one.tried) for one in map(test.alone, test.curves)]
     common = test.above(np.array([test.lowest(test.tried)]), own)
-    value, error, freedom = (float(one[0]) for one in (common.values, common.errors, common.freedom))
+    value, error, freedom = (
+        float(one[0]) for one in (common.values, common.errors, common.freedom)
+    )
     if value <= 0 or not math.isfinite(error) or freedom <= 0:
         return 1.0
     return min(1.0, 2 * float(student.sf(value / error, freedom))) if error else 0.0
@@ -389,8 +442,8 @@ def _one_loss(test: _Test) -> float:
 def _one_place(test: _Test) -> float:
     """The same for optima: the least sum of squares that any γ leaves, against what noise would.
 
-    It has one degree of freedom less than there are r, and less than that where the data hardly bound γ, so that the
-    test errs to the side of one γ.
+    It has one degree of freedom less than there are r, and less than that where the data hardly
+    bound γ, so that the test errs to the side of one γ.
     """
     grid = _with_crossings(test, np.linspace(*test.swept, _GRID))
     count, units = len(test.curves), np.eye(len(test.curves))
@@ -408,21 +461,30 @@ def _one_place(test: _Test) -> float:
     distances = (values * np.linalg.solve(covariance, values[:, :, None])[:, :, 0]).sum(axis=1)
     least = int(np.argmin(distances))
     freedom = min(float(one.freedom[least]) for one in own)
-    return float(fisher.sf(distances[least] / (count - 1), count - 1, freedom)) if freedom > 0 else 1.0
+    return (
+        float(fisher.sf(distances[least] / (count - 1), count - 1, freedom)) if freedom > 0 else 1.0
+    )
 
 
 def _more_seeds(test: _Test, gamma: Estimate, seeds: int) -> int | None:
-    """So many that both ends of what was swept are ruled out with a chance of 80 %, if the present sums are true."""
+    """So many that both ends of what was swept are ruled out with a chance of 80 %, if the present
+    sums are true.
+    """
     if gamma.bounded:
         return 0
     ends = _ends(test, gamma.value)
     if ends is None or not np.isfinite(ends.errors).all() or seeds < 2 or ends.freedom.min() <= 0:
         return None
-    return next((more for more in range(1, SEEDS_LIMIT + 1) if _chance(ends, seeds, more, test) >= POWER), None)
+    return next(
+        (more for more in range(1, SEEDS_LIMIT + 1) if _chance(ends, seeds, more, test) >= POWER),
+        None,
+    )
 
 
 def _ends(test: _Test, value: float) -> _Sums | None:
-    """What would have to be told from zero at both ends of what was swept; None if the answer lies at one of them."""
+    """What would have to be told from zero at both ends of what was swept; None if the answer lies
+    at one of them.
+    """
     ends = np.array(test.swept)
     if test.question == "loss":
         return test.above(ends, [value] * len(test.curves)) if ends[0] < value < ends[1] else None

@@ -44,11 +44,17 @@ class CellAnalysis:
 
     @property
     def found(self) -> Mapping[str, Estimate]:
-        """The optimum of each searched parameter, in log2, with its interval; empty where no run ended."""
+        """The optimum of each searched parameter, in log2, with its interval; empty where no run
+        ended.
+        """
         if self.surface is not None:
             return self.surface.found
         one = self.optimum
-        return {} if one is None else {"lr": Estimate(one.value, one.low, one.high, one.degrees_of_freedom)}
+        return (
+            {}
+            if one is None
+            else {"lr": Estimate(one.value, one.low, one.high, one.degrees_of_freedom)}
+        )
 
     @property
     def loss(self) -> float | None:
@@ -64,7 +70,9 @@ class CellAnalysis:
 
 @dataclass(frozen=True)
 class Regret:
-    """What is given up, in nats, if a member is trained at the optimum of the proxy instead of its own."""
+    """What is given up, in nats, if a member is trained at the optimum of the proxy instead of its
+    own.
+    """
 
     proxy: Member
     member: Member
@@ -83,7 +91,9 @@ class RuleTransfer:
     mean: Estimate | None
     "Over members, log2 of the rate."
     sd: Estimate | None
-    "Over members, ddof 0, in octaves: as seen, and the interval of what it is without the noise of the optima."
+    """Over members, ddof 0, in octaves: as seen, and the interval of what it is without the noise
+    of the optima.
+    """
     variance: float | None
     "Over members, ddof 0, in squared octaves."
     noise_variance: float | None
@@ -96,7 +106,9 @@ class RuleTransfer:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two rules on the same seeds: `first` minus `second`. `better` names one only where the interval tells."""
+    """Two rules on the same seeds: `first` minus `second`. `better` names one only where the
+    interval tells.
+    """
 
     quantity: str
     'As "loss at the optimum", "loss at the proxy\'s optimum", "drift".'
@@ -133,10 +145,14 @@ class StudyAnalysis:
     confidence: float
 
     def cell(self, rule: str, label: str) -> CellAnalysis | None:
-        return next((one for one in self.cells if one.rule == rule and one.member.label == label), None)
+        return next(
+            (one for one in self.cells if one.rule == rule and one.member.label == label), None
+        )
 
 
-def analyse(runs: Sequence[Measurement], *, axis: str | None = None, confidence: float = 0.95) -> StudyAnalysis:
+def analyse(
+    runs: Sequence[Measurement], *, axis: str | None = None, confidence: float = 0.95
+) -> StudyAnalysis:
     """What the runs of a study say, in the order in which rules and members first appear."""
     parameters = tuple(dict.fromkeys(name for run in runs for name in run.params))
     grouped: dict[tuple[str, Member], list[Measurement]] = {}
@@ -150,14 +166,18 @@ def analyse(runs: Sequence[Measurement], *, axis: str | None = None, confidence:
     comparisons = _comparisons(transfers, cells, rates, table, confidence)
     variances = {"fitted": _variances(rules, cells, grouped, fitted=True),
                  "lowest": _variances(rules, cells, grouped, fitted=False)}  # fmt: skip
-    return StudyAnalysis(axis, parameters, tuple(cells), transfers, comparisons, variances, confidence)
+    return StudyAnalysis(
+        axis, parameters, tuple(cells), transfers, comparisons, variances, confidence
+    )
 
 
 # Cells
 
 
 def _cells(
-    grouped: Mapping[tuple[str, Member], Sequence[Measurement]], parameters: Sequence[str], confidence: float
+    grouped: Mapping[tuple[str, Member], Sequence[Measurement]],
+    parameters: Sequence[str],
+    confidence: float,
 ) -> list[CellAnalysis]:
     """Each fitted by itself, and once more with what all of them say of their seeds."""
     alone = [_cell(key, runs, parameters, confidence, None) for key, runs in grouped.items()]
@@ -182,7 +202,9 @@ def _cell(
         points = [(run.log2(first), run.log2(second)) for run in runs]
         surface = fit_surface(points, losses, seeds, names=(first, second), confidence=confidence)
     elif parameters:
-        optimum = fit_optimum([run.log2("lr") for run in runs], losses, seeds, confidence=confidence, spread=spread)
+        optimum = fit_optimum(
+            [run.log2("lr") for run in runs], losses, seeds, confidence=confidence, spread=spread
+        )
     return CellAnalysis(
         *key,
         len(runs),
@@ -205,10 +227,14 @@ def _rate(cell: CellAnalysis) -> Located | None:
         return None
     if cell.optimum is not None:
         one = cell.optimum
-        return Located(one.value, one.error, one.degrees_of_freedom, one.seed_optima, one.bend_error, cell.same)
+        return Located(
+            one.value, one.error, one.degrees_of_freedom, one.seed_optima, one.bend_error, cell.same
+        )
     if cell.surface is not None:
         found = cell.surface.found["lr"]
-        return Located(found.value, cell.surface.errors["lr"], found.degrees_of_freedom, {}, 0.0, cell.same)
+        return Located(
+            found.value, cell.surface.errors["lr"], found.degrees_of_freedom, {}, 0.0, cell.same
+        )
     return None
 
 
@@ -230,7 +256,11 @@ def _transfer(
     table: SeedTable | None,
     confidence: float,
 ) -> RuleTransfer:
-    known = [(cell, rate) for place, cell in enumerate(cells) if cell.rule == rule and (rate := rates[place])]
+    known = [
+        (cell, rate)
+        for place, cell in enumerate(cells)
+        if cell.rule == rule and (rate := rates[place])
+    ]
     members = tuple(cell.member for cell, _ in known)
     if not known:
         return RuleTransfer(rule, (), None, None, None, None, None, ())
@@ -256,7 +286,9 @@ def drift_weights(members: Sequence[Member]) -> list[float] | None:
     >>> drift_weights([Member(label="a", position=1), Member(label="b", position=4)])
     [-0.5, 0.5]
     """
-    if len({member.position for member in members}) < 2 or any(not member.position for member in members):
+    if len({member.position for member in members}) < 2 or any(
+        not member.position for member in members
+    ):
         return None
     places = np.log2([member.position or 1.0 for member in members])
     centred = places - places.mean()
@@ -264,7 +296,10 @@ def drift_weights(members: Sequence[Member]) -> list[float] | None:
 
 
 def _drift(
-    members: Sequence[Member], located: Sequence[Located], table: SeedTable | None, confidence: float
+    members: Sequence[Member],
+    located: Sequence[Located],
+    table: SeedTable | None,
+    confidence: float,
 ) -> Estimate | None:
     weights = drift_weights(members)
     return None if weights is None else contrast(located, weights, table, confidence)
@@ -304,7 +339,9 @@ def _cost(cell: CellAnalysis, octaves: float) -> float:
     if cell.optimum is not None:
         # Where a cubic turns down again it says nothing: the parabola does.
         square = cell.optimum.bend[0] * octaves**2
-        return max(cell.optimum.loss_at(cell.optimum.value + octaves) - cell.optimum.loss, square / 2)
+        return max(
+            cell.optimum.loss_at(cell.optimum.value + octaves) - cell.optimum.loss, square / 2
+        )
     assert cell.surface is not None
     (uu, uv), (_, vv) = cell.surface.hessian
     return (uu - uv * uv / vv) / 2 * octaves**2
@@ -350,10 +387,16 @@ def _places(
 ) -> list[int]:
     """The rule's cells on members that both have."""
     common = set(first.members) & set(second.members)
-    return [k for k, cell in enumerate(cells) if cell.rule == rule and cell.member in common and rates[k] is not None]
+    return [
+        k
+        for k, cell in enumerate(cells)
+        if cell.rule == rule and cell.member in common and rates[k] is not None
+    ]
 
 
-def _compared(quantity: str, unit: str, first: RuleTransfer, second: RuleTransfer, difference: Estimate) -> Comparison:
+def _compared(
+    quantity: str, unit: str, first: RuleTransfer, second: RuleTransfer, difference: Estimate
+) -> Comparison:
     """Less is better in each of them."""
     better = None
     if difference.excludes(0):
@@ -361,11 +404,17 @@ def _compared(quantity: str, unit: str, first: RuleTransfer, second: RuleTransfe
     return Comparison(quantity, unit, first.rule, second.rule, difference, better)
 
 
-def _given_up(own: Estimate, first: RuleTransfer, second: RuleTransfer, confidence: float) -> Estimate:
-    """The losses at the optimum, with what each rule gives up by the proxy's added, averaged over the members."""
+def _given_up(
+    own: Estimate, first: RuleTransfer, second: RuleTransfer, confidence: float
+) -> Estimate:
+    """The losses at the optimum, with what each rule gives up by the proxy's added, averaged over
+    the members.
+    """
     count = len(first.members)
     value = own.value + (_total_regret(first) - _total_regret(second)) / count
-    if not own.bounded or not all(one.loss.bounded for rule in (first, second) for one in rule.regrets):
+    if not own.bounded or not all(
+        one.loss.bounded for rule in (first, second) for one in rule.regrets
+    ):
         return Estimate(value, -math.inf, math.inf, 0)
     half = (own.high - own.low) / 2
     below, above = (
@@ -381,7 +430,10 @@ def _total_regret(rule: RuleTransfer) -> float:
 
 def _reach(rule: RuleTransfer, side: int) -> list[float]:
     """How far the regrets' intervals reach down, or up."""
-    return [one.loss.value - one.loss.low if side < 0 else one.loss.high - one.loss.value for one in rule.regrets]
+    return [
+        one.loss.value - one.loss.low if side < 0 else one.loss.high - one.loss.value
+        for one in rule.regrets
+    ]
 
 
 def _drifts(
@@ -418,7 +470,12 @@ def _variances(
 ) -> tuple[VarianceRow, ...]:
     rows: list[VarianceRow] = []
     for rule in rules:
-        optima = [one for cell in cells if cell.rule == rule if (one := _logs(cell, grouped, fitted=fitted))]
+        optima = [
+            one
+            for cell in cells
+            if cell.rule == rule
+            if (one := _logs(cell, grouped, fitted=fitted))
+        ]
         if len(optima) > 1:
             names = [name for name in optima[0] if all(name in one for one in optima)]
             variances = {name: float(np.var([one[name] for one in optima])) for name in names}
@@ -435,10 +492,15 @@ def _logs(
     if fitted:
         logs, loss = {name: one.value for name, one in cell.found.items()}, cell.loss
     else:
-        logs, loss = {name: cell.lowest.log2(name) for name in cell.lowest.params}, cell.lowest.loss or 0.0
+        logs, loss = (
+            {name: cell.lowest.log2(name) for name in cell.lowest.params},
+            cell.lowest.loss or 0.0,
+        )
     steps = max((run.steps or 0 for run in grouped[cell.rule, cell.member]), default=0)
     if steps and "tau_epoch" not in logs and "weight_decay" in logs:
         logs["tau_epoch"] = math.log2(tau_epoch(2 ** logs["lr"], 2 ** logs["weight_decay"], steps))
     if steps and "weight_decay" not in logs and "tau_epoch" in logs:
         logs["weight_decay"] = -(logs["lr"] + logs["tau_epoch"] + math.log2(steps))
-    return {name: logs[name] for name in ("lr", "weight_decay", "tau_epoch", "std") if name in logs} | {"loss": loss}
+    return {
+        name: logs[name] for name in ("lr", "weight_decay", "tau_epoch", "std") if name in logs
+    } | {"loss": loss}

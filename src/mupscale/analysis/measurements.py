@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Member:
     """A model of a family over which an optimum should hold still.
 
-    `position` is where it stands on the family's axis: its r, its width, its number of parameters; None where nothing
-    is varied.
+    `position` is where it stands on the family's axis: its r, its width, its number of parameters;
+    None where nothing is varied.
     """
 
     label: str
@@ -19,7 +19,9 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One run that came to its end; `loss` is None if it diverged. `params` holds what was searched."""
+    """One run that came to its end; `loss` is None if it diverged. `params` holds what was
+    searched.
+    """
 
     rule: str
     member: Member

@@ -1,15 +1,17 @@
 """Where a curve of losses has its minimum, with an interval for it.
 
-Losses near the optimum are a cubic in log2 of the rate plus a level for each seed, fitted by least squares to the
-points around the minimum. A parabola alone will not do: recorded curves lean to one side, and with ten seeds its
-interval held the optimum in 15 to 32 % of cases. Where the rates are too few to tell how much a curve leans, the
-records of `gqa-dense` say how much to allow for (`ASYMMETRY`); where seeds are few, they say how far optima of seeds
-lie apart (`RECORDED_SPREAD`). With rates and seeds enough, neither matters.
+Losses near the optimum are a cubic in log2 of the rate plus a level for each seed, fitted by least
+squares to the points around the minimum. A parabola alone will not do: recorded curves lean to one
+side, and with ten seeds its interval held the optimum in 15 to 32 % of cases. Where the rates are
+too few to tell how much a curve leans, the records of `gqa-dense` say how much to allow for
+(`ASYMMETRY`); where seeds are few, they say how far optima of seeds lie apart (`RECORDED_SPREAD`).
+With rates and seeds enough, neither matters.
 
-The interval is Fieller's: all x around the optimum at which the slope cannot be told from zero, |f'(x)| ≤ t·se(f'(x)).
-It is exact for normal noise whatever the design, where the delta method is not; if the curvature cannot be told from
-zero it has no end, and the optimum is `flat`. The error of the slope has two parts: how far the seeds' own slopes lie
-apart, and what the common bend adds. `drills/optimum_coverage.py` measures how often it holds.
+The interval is Fieller's: all x around the optimum at which the slope cannot be told from zero,
+|f'(x)| ≤ t·se(f'(x)). It is exact for normal noise whatever the design, where the delta method is
+not; if the curvature cannot be told from zero it has no end, and the optimum is `flat`. The error
+of the slope has two parts: how far the seeds' own slopes lie apart, and what the common bend adds.
+`drills/optimum_coverage.py` measures how often it holds.
 """
 
 import math
@@ -29,16 +31,24 @@ REACH = 2.0
 """Points this many powers of two to either side of the lowest loss are fitted."""
 
 ASYMMETRY = 0.2
-"""How much curves lean: the cubic term over the square one, per octave, as in the cells of gqa-dense."""
+"""How much curves lean: the cubic term over the square one, per octave, as in the cells of
+gqa-dense.
+"""
 
 RECORDED_SPREAD = 0.1
-"""Octaves by which optima of seeds differ, as a standard deviation, beyond their own noise. Cells of gqa-dense."""
+"""Octaves by which optima of seeds differ, as a standard deviation, beyond their own noise. Cells
+of gqa-dense.
+"""
 
 _FAR, _EXPLODED = 0.75, 15.0
-"""From so many octaves on, a run that rises so many times as steeply as the median run has exploded."""
+"""From so many octaves on, a run that rises so many times as steeply as the median run has
+exploded.
+"""
 
 _RECORDED_FREEDOM = 2.0
-"""How much the recorded spread counts beside that of the seeds at hand: as much as three seeds more."""
+"""How much the recorded spread counts beside that of the seeds at hand: as much as three seeds
+more.
+"""
 
 _LEAST_POINTS = 4
 _ENOUGH_FREEDOM = 4
@@ -47,7 +57,9 @@ _ENOUGH_FREEDOM = 4
 
 @dataclass(frozen=True)
 class Spread:
-    """How far the optima of seeds lie apart, their noise included, where several cells tell it together."""
+    """How far the optima of seeds lie apart, their noise included, where several cells tell it
+    together.
+    """
 
     variance: float
     "In squared octaves."
@@ -56,14 +68,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class Optimum:
-    """The minimum of a fitted curve, in log2 units; `low` and `high` are infinite where the data set no bound.
+    """The minimum of a fitted curve, in log2 units; `low` and `high` are infinite where the data
+    set no bound.
 
-    `within` is half the interval for these seeds alone: how far more rates could still move it. The interval itself is
-    for any seed, and counts how far the optima of seeds lie apart.
+    `within` is half the interval for these seeds alone: how far more rates could still move it. The
+    interval itself is for any seed, and counts how far the optima of seeds lie apart.
 
-    Flags: "edge" (the lowest points lie at an end of what was tried), "flat" (curvature not told from zero), "seeds"
-    (too few for how far they differ), "diverged" (points beyond one side of the optimum did not end, or exploded),
-    "few" (too few points for an interval).
+    Flags: "edge" (the lowest points lie at an end of what was tried), "flat" (curvature not told
+    from zero), "seeds" (too few for how far they differ), "diverged" (points beyond one side of the
+    optimum did not end, or exploded), "few" (too few points for an interval).
     """
 
     value: float
@@ -104,7 +117,9 @@ class Optimum:
         2.19
         """
         offset = x - self.value
-        return self.loss + sum(term * offset**power for power, term in enumerate(self.bend, start=2))
+        return self.loss + sum(
+            term * offset**power for power, term in enumerate(self.bend, start=2)
+        )
 
 
 @dataclass(frozen=True)
@@ -157,7 +172,8 @@ class _Fit:
         inside = 4 * square * square - 4 * cubic * linear
         if square <= 0 or inside <= 0:
             return None
-        # The root at which the second derivative, √inside, is positive; written so that cubic = 0 is no special case.
+        # The root at which the second derivative, √inside, is positive; written so that cubic = 0
+        # is no special case.
         return self.centre - 2 * linear / (2 * square + math.sqrt(inside))
 
 
@@ -171,10 +187,11 @@ def fit_optimum(
     asymmetry: float = ASYMMETRY,
     spread: Spread | None = None,
 ) -> Optimum | None:
-    """The optimum of losses at x = log2 of a rate; None stands for a run that diverged. None if no run ended.
+    """The optimum of losses at x = log2 of a rate; None stands for a run that diverged. None if no
+    run ended.
 
-    `asymmetry` is how much the curve is expected to lean; 0 fits a parabola. `spread` is what other cells of the study
-    say of its seeds.
+    `asymmetry` is how much the curve is expected to lean; 0 fits a parabola. `spread` is what other
+    cells of the study say of its seeds.
 
     >>> optimum = fit_optimum([-9, -8, -7, -6, -5], [2.42, 2.20, 2.11, 2.19, 2.41], asymmetry=0)
     >>> round(optimum.value, 2), round(optimum.low, 2), round(optimum.high, 2), optimum.flags
@@ -204,21 +221,33 @@ def _points(
 ) -> tuple[_Data, Array, list[int]]:
     """Runs that ended, where others diverged, and the names of the seeds."""
     if len(x) != len(losses) or (seeds is not None and len(seeds) != len(x)):
-        raise DimensionError(f"{len(x)} points have {len(losses)} losses. Give one loss, and one seed, for each.")
+        raise DimensionError(
+            f"{len(x)} points have {len(losses)} losses. Give one loss, and one seed, for each."
+        )
     if not np.all(np.isfinite(np.asarray(x, dtype=np.float64))):
         raise OptionError("a point is not finite. Pass log2 of the rates.")
     ended = np.array([loss is not None and math.isfinite(loss) for loss in losses], dtype=bool)
     xs = np.asarray(x, dtype=np.float64)
-    ys = np.array([loss for loss, good in zip(losses, ended, strict=True) if good], dtype=np.float64)
-    names, groups = np.unique(np.zeros(len(xs), int) if seeds is None else np.asarray(seeds), return_inverse=True)
-    return _Data(xs[ended], ys, groups[ended].astype(np.int64)), xs[~ended], [int(name) for name in names]
+    ys = np.array(
+        [loss for loss, good in zip(losses, ended, strict=True) if good], dtype=np.float64
+    )
+    names, groups = np.unique(
+        np.zeros(len(xs), int) if seeds is None else np.asarray(seeds), return_inverse=True
+    )
+    return (
+        _Data(xs[ended], ys, groups[ended].astype(np.int64)),
+        xs[~ended],
+        [int(name) for name in names],
+    )
 
 
 def _exploded(data: _Data) -> NDArray[np.bool_]:
-    """Runs that ended, but so far above the rest that they are no part of the curve: as good as diverged.
+    """Runs that ended, but so far above the rest that they are no part of the curve: as good as
+    diverged.
 
-    Told by how steeply the loss rises, height over squared distance, which is the same everywhere on a parabola and
-    within a factor of two on curves that lean as recorded, wherever the points lie.
+    Told by how steeply the loss rises, height over squared distance, which is the same everywhere
+    on a parabola and within a factor of two on curves that lean as recorded, wherever the points
+    lie.
     """
     above = data.ys.copy()
     for one in data.seeds:
@@ -232,7 +261,9 @@ def _exploded(data: _Data) -> NDArray[np.bool_]:
 
 
 def _lowest(data: _Data) -> float:
-    """The x of the lowest mean loss, once each seed's own level is taken out, as far as it can be told."""
+    """The x of the lowest mean loss, once each seed's own level is taken out, as far as it can be
+    told.
+    """
     fit = _fitted(data, 2)
     level = np.zeros(len(data.xs)) if fit is None else fit.levels[data.groups]
     rates = np.unique(data.xs)
@@ -255,13 +286,20 @@ def _kept_near(vertex: float, xs: Array) -> float:
 
 
 def _bent(data: _Data, asymmetry: float) -> _Fit | None:
-    """A cubic that leans as much as the data and the records say together; a parabola where that has no minimum."""
+    """A cubic that leans as much as the data and the records say together; a parabola where that
+    has no minimum.
+    """
     parabola = _fitted(data, 2)
     if parabola is None or asymmetry == 0 or parabola.coefficients[1] <= 0:
         return parabola
     free = _fitted(data, 3)
-    # To a parabola a lean looks like noise: where the points can tell, the noise is that around a free cubic.
-    noise = free.noise if free is not None and free.degrees_of_freedom >= _ENOUGH_FREEDOM else parabola.noise
+    # To a parabola a lean looks like noise: where the points can tell, the noise is that around a
+    # free cubic.
+    noise = (
+        free.noise
+        if free is not None and free.degrees_of_freedom >= _ENOUGH_FREEDOM
+        else parabola.noise
+    )
     # Without noise the pull vanishes, and three rates would leave the cubic term open.
     pull = max(noise, 1e-4 * float(data.ys.std())) / (asymmetry * float(parabola.coefficients[1]))
     cubic = _fitted(data, 3, pull=pull)
@@ -271,8 +309,8 @@ def _bent(data: _Data, asymmetry: float) -> _Fit | None:
 def _fitted(data: _Data, terms: int, *, pull: float = 0.0, own_slopes: bool = False) -> _Fit | None:
     """A polynomial with a level for each seed; None without points enough for it and its noise.
 
-    `pull` draws the cubic term to 0, as one observation more. With `own_slopes`, each seed has an optimum of its own,
-    and the slope is the mean of theirs.
+    `pull` draws the cubic term to 0, as one observation more. With `own_slopes`, each seed has an
+    optimum of its own, and the slope is the mean of theirs.
     """
     seeds = data.seeds
     belongs = (data.groups[:, None] == seeds).astype(np.float64)
@@ -297,7 +335,16 @@ def _fitted(data: _Data, terms: int, *, pull: float = 0.0, own_slopes: bool = Fa
     levels[seeds] = solution[count + terms - 1 :]
     errors = values - rows @ solution
     noise = math.sqrt(errors @ errors / freedom)
-    return _Fit(centre, to_mean @ solution, covariance, noise, freedom, levels, data.ys - design @ solution, pull)
+    return _Fit(
+        centre,
+        to_mean @ solution,
+        covariance,
+        noise,
+        freedom,
+        levels,
+        data.ys - design @ solution,
+        pull,
+    )
 
 
 def _slope_row(offset: float, terms: int) -> Array:
@@ -347,7 +394,9 @@ def _optimum(
     )  # fmt: skip
 
 
-def _flags(value: float, low: float, high: float, within: float, xs: Array, bad: Array) -> tuple[str, ...]:
+def _flags(
+    value: float, low: float, high: float, within: float, xs: Array, bad: Array
+) -> tuple[str, ...]:
     flags: list[str] = []
     if not (xs.min() < value < xs.max()):
         flags.append("edge")
@@ -361,11 +410,16 @@ def _flags(value: float, low: float, high: float, within: float, xs: Array, bad:
 
 
 def _own_slopes(fit: _Fit, data: _Data) -> dict[int, float]:
-    """By how much each seed's slope differs from the common one; nothing unless every seed has three rates."""
+    """By how much each seed's slope differs from the common one; nothing unless every seed has
+    three rates.
+    """
     seeds = data.seeds
     if any(len(np.unique(data.xs[data.groups == one])) < 3 for one in seeds):
         return {}
-    return {int(one): _slope(data.xs[data.groups == one], fit.residuals[data.groups == one]) for one in seeds}
+    return {
+        int(one): _slope(data.xs[data.groups == one], fit.residuals[data.groups == one])
+        for one in seeds
+    }
 
 
 def _slope(xs: Array, ys: Array) -> float:
@@ -374,17 +428,33 @@ def _slope(xs: Array, ys: Array) -> float:
 
 
 def _error(
-    fit: _Fit, data: _Data, value: float, curvature: float, own: Mapping[int, float], spread: Spread | None
+    fit: _Fit,
+    data: _Data,
+    value: float,
+    curvature: float,
+    own: Mapping[int, float],
+    spread: Spread | None,
 ) -> tuple[float, float, float]:
-    """The noise that gives the slope its error for any seed, its degrees of freedom, and what the bend adds to it."""
+    """The noise that gives the slope its error for any seed, its degrees of freedom, and what the
+    bend adds to it.
+    """
     unit = fit.slope_variance(value)
     count = len(data.seeds)
     recorded = (RECORDED_SPREAD * curvature) ** 2
-    apart = _fitted(data, len(fit.coefficients), own_slopes=True, pull=fit.pull) if count > 1 and own else None
+    apart = (
+        _fitted(data, len(fit.coefficients), own_slopes=True, pull=fit.pull)
+        if count > 1 and own
+        else None
+    )
     if apart is None:  # the seeds say nothing of how far they lie apart
-        total, freedom = summed([(fit.noise**2 * unit, fit.degrees_of_freedom), (recorded / count, math.inf)])
+        total, freedom = summed(
+            [(fit.noise**2 * unit, fit.degrees_of_freedom), (recorded / count, math.inf)]
+        )
         return math.sqrt(total / unit), freedom, 0.0
-    centred = [np.square(xs - xs.mean()).sum() for xs in (data.xs[data.groups == one] for one in data.seeds)]
+    centred = [
+        np.square(xs - xs.mean()).sum()
+        for xs in (data.xs[data.groups == one] for one in data.seeds)
+    ]
     jitter = apart.noise**2 * float(np.mean([1 / sum_of_squares for sum_of_squares in centred]))
     variance, freedom = (
         (float(np.var(list(own.values()), ddof=1)), count - 1.0)
@@ -412,20 +482,30 @@ def summed(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return total, total**2 / inverse if inverse > 0 else math.inf
 
 
-def _within(fit: _Fit, data: _Data, value: float, ends: tuple[float, float], confidence: float) -> float:
-    """Which of two fits, seeds with one optimum or with their own, is the narrower: nothing is said of other seeds."""
+def _within(
+    fit: _Fit, data: _Data, value: float, ends: tuple[float, float], confidence: float
+) -> float:
+    """Which of two fits, seeds with one optimum or with their own, is the narrower: nothing is said
+    of other seeds.
+    """
     own = _fitted(data, len(fit.coefficients), own_slopes=True, pull=fit.pull) or fit
     halves: list[float] = []
     for one in (fit, own):
-        low, high = _fieller(one, one.noise * t_quantile(one.degrees_of_freedom, confidence, 1), value, ends)
+        low, high = _fieller(
+            one, one.noise * t_quantile(one.degrees_of_freedom, confidence, 1), value, ends
+        )
         halves.append(max(value - low, high - value))
     return min(halves)
 
 
-def _fieller(fit: _Fit, reach: float, value: float, ends: tuple[float, float]) -> tuple[float, float]:
-    """The x around the optimum at which the slope is within `reach` unit errors of zero; infinite where it has no end.
+def _fieller(
+    fit: _Fit, reach: float, value: float, ends: tuple[float, float]
+) -> tuple[float, float]:
+    """The x around the optimum at which the slope is within `reach` unit errors of zero; infinite
+    where it has no end.
 
-    Ends are roots of f'(s)² − k²·var f'(s), a polynomial in the offset s. Beyond the points, a cubic says nothing.
+    Ends are roots of f'(s)² − k²·var f'(s), a polynomial in the offset s. Beyond the points, a
+    cubic says nothing.
     """
     terms = len(fit.coefficients)
     powers = np.arange(1, terms + 1)
@@ -446,5 +526,8 @@ def _fieller(fit: _Fit, reach: float, value: float, ends: tuple[float, float]) -
     high = min((float(root) for root in real if root >= fit.vertex), default=math.inf)
     if terms > 2:
         room = (ends[1] - ends[0]) / 4
-        low, high = (low if low >= ends[0] - room else -math.inf), (high if high <= ends[1] + room else math.inf)
+        low, high = (
+            (low if low >= ends[0] - room else -math.inf),
+            (high if high <= ends[1] + room else math.inf),
+        )
     return min(low, value), max(high, value)

@@ -1,9 +1,11 @@
-"""Sums of cells that come in blocks, where a seed does one thing in a whole block and another in each of its cells.
+"""Sums of cells that come in blocks, where a seed does one thing in a whole block and another in
+each of its cells.
 
-Runs with one seed at one r begin with the same weights, whatever rate the key/value heads get: their losses, and less
-so their optima, lie off to the same side. So a cell's value is its mean, plus what the seed does everywhere, plus what
-it does in the block, plus what it does in the cell (a split plot; Scheffé 1959, ch. 8). A comparison within a block is
-free of the block's part, and far better known than one between blocks.
+Runs with one seed at one r begin with the same weights, whatever rate the key/value heads get:
+their losses, and less so their optima, lie off to the same side. So a cell's value is its mean,
+plus what the seed does everywhere, plus what it does in the block, plus what it does in the cell (a
+split plot; Scheffé 1959, ch. 8). A comparison within a block is free of the block's part, and far
+better known than one between blocks.
 """
 
 import math
@@ -20,7 +22,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SeedBlocks:
-    """Variances of one seed's values: of block means beside each other, and of cells within their block."""
+    """Variances of one seed's values: of block means beside each other, and of cells within their
+    block.
+    """
 
     blocks: tuple[int, ...]
     "How many cells each has, in order."
@@ -31,16 +35,22 @@ class SeedBlocks:
     within_freedom: float
 
     @staticmethod
-    def of(blocks: Sequence[Sequence[Located]], recorded: tuple[float, float] = (0.0, 0.0)) -> "SeedBlocks | None":
-        """None unless all cells have the same two seeds or more, and each variance a degree of freedom.
+    def of(
+        blocks: Sequence[Sequence[Located]], recorded: tuple[float, float] = (0.0, 0.0)
+    ) -> "SeedBlocks | None":
+        """None unless all cells have the same two seeds or more, and each variance a degree of
+        freedom.
 
-        `recorded` is a variance between blocks that former studies found, and how many degrees of freedom it counts.
+        `recorded` is a variance between blocks that former studies found, and how many degrees of
+        freedom it counts.
         """
         cells = [cell for block in blocks for cell in block]
         seeds = sorted(cells[0].by_seed) if cells else []
         if len(seeds) < 2 or any(sorted(cell.by_seed) != seeds for cell in cells):
             return None
-        tables = [np.array([[cell.by_seed[seed] for seed in seeds] for cell in block]) for block in blocks]
+        tables = [
+            np.array([[cell.by_seed[seed] for seed in seeds] for cell in block]) for block in blocks
+        ]
         tables = [table - table.mean(axis=1, keepdims=True) for table in tables]
         freedom = sum(len(table) - 1 for table in tables) * (len(seeds) - 1)
         if not freedom:
@@ -55,7 +65,9 @@ class SeedBlocks:
         return SeedBlocks(sizes, len(seeds), between, apart + counts, inside / freedom, freedom)
 
     def variance(self, weights: Array) -> tuple[Array, Array]:
-        """Of each row's sum over cells, with its degrees of freedom. Weights of a row cancel over all cells."""
+        """Of each row's sum over cells, with its degrees of freedom. Weights of a row cancel over
+        all cells.
+        """
         ends = np.cumsum(self.blocks)
         parts = np.split(weights, ends[:-1], axis=1)
         totals = np.stack([part.sum(axis=1) for part in parts], axis=1)
@@ -69,5 +81,9 @@ class SeedBlocks:
         own = np.maximum(rest + uneven, 0.0) * self.within / self.seeds
         shared = np.square(totals).sum(axis=1) * self.between / self.seeds
         total = own + shared
-        squares = own**2 / self.within_freedom + (shared**2 / self.between_freedom if self.between_freedom else 0.0)
-        return total, np.divide(total**2, squares, out=np.full_like(total, math.inf), where=squares > 0)
+        squares = own**2 / self.within_freedom + (
+            shared**2 / self.between_freedom if self.between_freedom else 0.0
+        )
+        return total, np.divide(
+            total**2, squares, out=np.full_like(total, math.inf), where=squares > 0
+        )

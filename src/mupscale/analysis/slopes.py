@@ -1,14 +1,17 @@
 """The slope of log y against log x over a few seeds, with an interval that covers at three of them.
 
-The slope is a contrast of the mean log curve, Σ c_v E[log y_v] with c_v = (log x_v − mean)/Σ(log x − mean)². A curve
-that is no power law has a slope too, and its bend is not noise. Two estimates of the slope's variance compete:
+The slope is a contrast of the mean log curve, Σ c_v E[log y_v] with c_v = (log x_v − mean)/Σ(log x
+− mean)². A curve that is no power law has a slope too, and its bend is not noise. Two estimates of
+the slope's variance compete:
 
-- the spread of the seeds' own slopes: unbiased whatever the noise, but with S − 1 degrees of freedom;
-- Σ c_v² σ̂_v², after each seed's level and each value's mean are taken out: many more degrees of freedom, but too small
-  if the noise sits at the ends of x, or if every seed has a slope of its own.
+- the spread of the seeds' own slopes: unbiased whatever the noise, but with S − 1 degrees of
+freedom;
+- Σ c_v² σ̂_v², after each seed's level and each value's mean are taken out: many more degrees of
+  freedom, but too small if the noise sits at the ends of x, or if every seed has a slope of its
+  own.
 
-The larger of the two is taken, with degrees of freedom between theirs. `drills/slope_coverage.py` compares this with
-its alternatives, and says where it falls short of its confidence.
+The larger of the two is taken, with degrees of freedom between theirs. `drills/slope_coverage.py`
+compares this with its alternatives, and says where it falls short of its confidence.
 """
 
 import math
@@ -26,7 +29,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Slope:
-    """d log y / d log x; `standard_error` is 0, up to rounding, where seeds differ in their levels alone."""
+    """d log y / d log x; `standard_error` is 0, up to rounding, where seeds differ in their levels
+    alone.
+    """
 
     value: float
     standard_error: float
@@ -83,9 +88,13 @@ def t_quantile(degrees_of_freedom: float, confidence: float, comparisons: int) -
     4.303
     """
     if not 0 < confidence < 1:
-        raise OptionError(f"confidence={confidence} is no probability. Choose one between 0 and 1, such as 0.95.")
+        raise OptionError(
+            f"confidence={confidence} is no probability. Choose one between 0 and 1, such as 0.95."
+        )
     if comparisons < 1:
-        raise OptionError(f"comparisons={comparisons}: count the intervals that must hold together, at least 1.")
+        raise OptionError(
+            f"comparisons={comparisons}: count the intervals that must hold together, at least 1."
+        )
     return -float(stdtrit(degrees_of_freedom, (1 - confidence) / comparisons / 2))
 
 
@@ -95,7 +104,8 @@ def _variance(logs: Array, contrast: Array) -> tuple[float, float]:
     of_slopes = float((logs @ contrast).var(ddof=1)) / seeds
     of_values = _variance_by_value(logs, contrast) / seeds
     variance = max(of_slopes, of_values)
-    # The more the seeds' slopes differ beyond the noise, the more the variance rests on their S − 1 alone.
+    # The more the seeds' slopes differ beyond the noise, the more the variance rests on their S − 1
+    # alone.
     share = of_values / variance if variance else 1.0
     return variance, (seeds - 1) / (share / _independent_values(contrast) + 1 - share)
 
@@ -103,7 +113,8 @@ def _variance(logs: Array, contrast: Array) -> tuple[float, float]:
 def _variance_by_value(logs: Array, contrast: Array) -> float:
     """Σ c_v² σ̂_v², the variance of one seed's slope if its values are independent.
 
-    1 − 1/V is what a seed's level takes from each variance when they are equal (the HC2 correction).
+    1 − 1/V is what a seed's level takes from each variance when they are equal (the HC2
+    correction).
     """
     seeds, values = logs.shape
     residuals = logs - logs.mean(axis=0)
@@ -113,10 +124,12 @@ def _variance_by_value(logs: Array, contrast: Array) -> float:
 
 
 def _independent_values(contrast: Array) -> float:
-    """Degrees of freedom of Σ c_v² σ̂_v² for each of S − 1 seeds: 1 for two values, V − 1 if all weigh the same.
+    """Degrees of freedom of Σ c_v² σ̂_v² for each of S − 1 seeds: 1 for two values, V − 1 if all
+    weigh the same.
 
-    Bell & McCaffrey 2002: Satterthwaite's formula under equal variances, (tr MP)²/tr (MP)² with M = diag(c²)/(1 − 1/V)
-    and P = I − 11ᵀ/V. Estimated variances in their place would be too rough at three seeds.
+    Bell & McCaffrey 2002: Satterthwaite's formula under equal variances, (tr MP)²/tr (MP)² with M =
+    diag(c²)/(1 − 1/V) and P = I − 11ᵀ/V. Estimated variances in their place would be too rough at
+    three seeds.
     """
     weights = np.square(contrast) / np.square(contrast).sum()
     concentration = float(np.square(weights).sum())
@@ -126,7 +139,9 @@ def _independent_values(contrast: Array) -> float:
 def _contrast(x: Sequence[float]) -> Array:
     logs = _logs(x, "x")
     if len(set(logs.tolist())) < 2:
-        raise OptionError(f"x={list(x)} has fewer than two distinct values, so no slope. Measure at another x.")
+        raise OptionError(
+            f"x={list(x)} has fewer than two distinct values, so no slope. Measure at another x."
+        )
     centred = logs - logs.mean()
     return centred / (centred @ centred)
 
@@ -134,7 +149,8 @@ def _contrast(x: Sequence[float]) -> Array:
 def _log_table(x: Sequence[float], y: Sequence[Sequence[float]]) -> Array:
     if len(y) < 2:
         raise DimensionError(
-            f"y has {len(y)} seeds. One seed gives no interval: its noise cannot be told from its slope. "
+            f"y has {len(y)} seeds. One seed gives no interval: its noise cannot be told from its "
+            "slope. "
             "Run at least 2; 3 to 10 are usual."
         )
     for seed, row in enumerate(y):
@@ -145,7 +161,8 @@ def _log_table(x: Sequence[float], y: Sequence[Sequence[float]]) -> Array:
 def _check_length(row: Sequence[float], name: str, values: int) -> None:
     if len(row) != values:
         raise DimensionError(
-            f"{name} has {len(row)} values, but x has {values}. Measure every seed at every x, or drop the x it lacks."
+            f"{name} has {len(row)} values, but x has {values}. Measure every seed at every x, or "
+            "drop the x it lacks."
         )
 
 
@@ -153,7 +170,8 @@ def _logs(numbers: Sequence[float], name: str) -> Array:
     for position, number in enumerate(numbers):
         if not 0 < number < math.inf:
             raise NonFiniteError(
-                f"{name}[{position}]={number} has no finite logarithm. Pass positive, finite numbers: "
+                f"{name}[{position}]={number} has no finite logarithm. Pass positive, finite "
+                "numbers: "
                 "leave this x out for every seed, or run it again."
             )
     return np.log(np.asarray(numbers, dtype=np.float64))

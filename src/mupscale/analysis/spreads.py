@@ -24,7 +24,9 @@ def sd_of(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     (1.581, 0.947, 4.543)
     """
     if len(values) < 2:
-        raise DimensionError(f"{len(values)} value has no spread. Run at least 2 seeds; 10 or more are better.")
+        raise DimensionError(
+            f"{len(values)} value has no spread. Run at least 2 seeds; 10 or more are better."
+        )
     freedom, value = len(values) - 1, float(np.std(np.asarray(values, dtype=np.float64), ddof=1))
     ends = [(1 + sign * confidence) / 2 for sign in (1, -1)]
     low, high = (value * math.sqrt(freedom / float(chi2.ppf(end, freedom))) for end in ends)
@@ -32,12 +34,16 @@ def sd_of(values: Sequence[float], confidence: float = 0.95) -> Estimate:
 
 
 def sd_growth(
-    x: Sequence[float], values: Sequence[Sequence[float]], *, confidence: float = 0.95, comparisons: int = 1
+    x: Sequence[float],
+    values: Sequence[Sequence[float]],
+    *,
+    confidence: float = 0.95,
+    comparisons: int = 1,
 ) -> Estimate:
     """The slope of log sd over log x, where values[s][v] is that of seed s at x[v].
 
-    A seed shares its data with itself at every x, so spreads at different x are not independent: the error is the
-    jackknife's over whole seeds, with Student's t of S − 1 degrees of freedom.
+    A seed shares its data with itself at every x, so spreads at different x are not independent:
+    the error is the jackknife's over whole seeds, with Student's t of S − 1 degrees of freedom.
 
     >>> table = [[1.0, 2.0, 4.0], [2.0, 4.0, 8.0], [3.5, 7.0, 14.0], [5.0, 10.0, 20.0]]
     >>> one = sd_growth([1, 2, 4], table)
@@ -54,9 +60,14 @@ def sd_growth(
 
 
 def growth_by_chance(
-    x: Sequence[float], values: Sequence[Sequence[float]], *, permutations: int = 2000, seed: int = 0
+    x: Sequence[float],
+    values: Sequence[Sequence[float]],
+    *,
+    permutations: int = 2000,
+    seed: int = 0,
 ) -> float:
-    """How likely spreads that are the same at every x grow as much as these: a one-sided permutation test.
+    """How likely spreads that are the same at every x grow as much as these: a one-sided
+    permutation test.
 
     Each seed's distances from the means are dealt out anew among the x.
 
@@ -83,8 +94,12 @@ def _contrast(x: Sequence[float]) -> Array:
 
 def _table(x: Sequence[float], values: Sequence[Sequence[float]]) -> Array:
     if len(values) < _LEAST_SEEDS:
-        raise DimensionError(f"{len(values)} seeds say nothing of how a spread grows. Run at least {_LEAST_SEEDS}.")
+        raise DimensionError(
+            f"{len(values)} seeds say nothing of how a spread grows. Run at least {_LEAST_SEEDS}."
+        )
     for seed, row in enumerate(values):
         if len(row) != len(x):
-            raise DimensionError(f"values[{seed}] has {len(row)} values, but x has {len(x)}. Give one for each x.")
+            raise DimensionError(
+                f"values[{seed}] has {len(row)} values, but x has {len(x)}. Give one for each x."
+            )
     return np.asarray(values, dtype=np.float64)

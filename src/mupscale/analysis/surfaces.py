@@ -1,9 +1,11 @@
-"""Where a surface of losses over two parameters has its minimum, with intervals and their correlation.
+"""Where a surface of losses over two parameters has its minimum, with intervals and their
+correlation.
 
-Losses near the minimum are a quadratic in log2 of both, plus a level for each seed, and lean as curves do (`optima`).
-The minimum has Box & Hunter's region (1954): all places at which the gradient cannot be told from zero, gᵀ V⁻¹ g ≤ 2F.
-An interval of one parameter is the profile of the same quantity, with t² in place of 2F; for a single parameter that is
-Fieller's interval. How far seeds lie apart is taken from the records: sweeps of two parameters have one seed, usually.
+Losses near the minimum are a quadratic in log2 of both, plus a level for each seed, and lean as
+curves do (`optima`). The minimum has Box & Hunter's region (1954): all places at which the gradient
+cannot be told from zero, gᵀ V⁻¹ g ≤ 2F. An interval of one parameter is the profile of the same
+quantity, with t² in place of 2F; for a single parameter that is Fieller's interval. How far seeds
+lie apart is taken from the records: sweeps of two parameters have one seed, usually.
 """
 
 import math
@@ -23,7 +25,9 @@ from mupscale.errors import DimensionError, OptionError
 Array = NDArray[np.float64]
 
 SHARE = 0.5
-"""This share of the points, those nearest to the minimum, is fitted: beyond, losses are no quadratic."""
+"""This share of the points, those nearest to the minimum, is fitted: beyond, losses are no
+quadratic.
+"""
 
 _LEAST_POINTS = 12
 _GRID = 81
@@ -35,9 +39,9 @@ _EXPLODED = 12.0
 class Surface:
     """The minimum of a quadratic in log2 of two parameters.
 
-    `correlation` is that of the two estimates. Flags: "few" (too few points to fit: the lowest one stands), "saddle"
-    (no minimum: the lowest point stands), "edge" (beyond what was tried), "flat" (an interval has no end), "diverged"
-    (a third or more did).
+    `correlation` is that of the two estimates. Flags: "few" (too few points to fit: the lowest one
+    stands), "saddle" (no minimum: the lowest point stands), "edge" (beyond what was tried), "flat"
+    (an interval has no end), "diverged" (a third or more did).
     """
 
     names: tuple[str, str]
@@ -57,7 +61,9 @@ class Surface:
 
 @dataclass(frozen=True)
 class _Fit:
-    """A cubic in the offset z = (u, v) from `centre`, its coefficients in the order of `_POWERS`."""
+    """A cubic in the offset z = (u, v) from `centre`, its coefficients in the order of
+    `_POWERS`.
+    """
 
     centre: Array
     coefficients: Array
@@ -74,18 +80,23 @@ class _Fit:
 
     def hessian(self, z: Array) -> Array:
         uu, uv, vv = (
-            float(self.derivatives(z[None], order)[0] @ self.coefficients) for order in ((2, 0), (1, 1), (0, 2))
+            float(self.derivatives(z[None], order)[0] @ self.coefficients)
+            for order in ((2, 0), (1, 1), (0, 2))
         )
         return np.array([[uu, uv], [uv, vv]])
 
     def gradients(self, z: Array) -> tuple[Array, Array]:
         """The gradients at offsets z (n×2), and their covariances (n×2×2)."""
         rows = np.stack([self.derivatives(z, (1, 0)), self.derivatives(z, (0, 1))], axis=1)
-        return rows @ self.coefficients, self.noise**2 * (rows @ self.covariance @ rows.transpose(0, 2, 1))
+        return rows @ self.coefficients, self.noise**2 * (
+            rows @ self.covariance @ rows.transpose(0, 2, 1)
+        )
 
     @cached_property
     def minimum(self) -> Array | None:
-        """The offset with gradient zero, by Newton's steps from the quadratic's; None if there is no minimum near."""
+        """The offset with gradient zero, by Newton's steps from the quadratic's; None if there is
+        no minimum near.
+        """
         z = np.zeros(2)
         for _ in range(30):
             hessian = self.hessian(z)
@@ -99,7 +110,9 @@ class _Fit:
 
     @cached_property
     def tilt(self) -> Array:
-        """Covariance of the gradient over seeds, as recorded for the rate: a tilt without a preferred direction."""
+        """Covariance of the gradient over seeds, as recorded for the rate: a tilt without a
+        preferred direction.
+        """
         assert self.minimum is not None
         hessian = self.hessian(self.minimum)
         return RECORDED_SPREAD**2 * hessian[0, 0] * hessian / self.seeds
@@ -122,7 +135,9 @@ def _term(z: Array, powers: tuple[int, int], order: tuple[int, int]) -> Array:
     """
     value = np.ones(len(z))
     for axis, (power, times) in enumerate(zip(powers, order, strict=True)):
-        value = value * (math.perm(power, times) * z[:, axis] ** (power - times) if power >= times else 0.0)
+        value = value * (
+            math.perm(power, times) * z[:, axis] ** (power - times) if power >= times else 0.0
+        )
     return value
 
 
@@ -134,7 +149,8 @@ def fit_surface(
     names: tuple[str, str] = ("lr", "weight_decay"),
     confidence: float = 0.95,
 ) -> Surface | None:
-    """The minimum of losses at points = log2 of two parameters; None stands for a run that diverged.
+    """The minimum of losses at points = log2 of two parameters; None stands for a run that
+    diverged.
 
     >>> import itertools
     >>> grid = list(itertools.product(range(-8, -3), range(-4, 2)))
@@ -157,21 +173,34 @@ def fit_surface(
 
 
 def _checked(
-    points: Sequence[tuple[float, float]], losses: Sequence[float | None], seeds: Sequence[int] | None
+    points: Sequence[tuple[float, float]],
+    losses: Sequence[float | None],
+    seeds: Sequence[int] | None,
 ) -> tuple[Array, Array, NDArray[np.int64], int]:
     if len(points) != len(losses) or (seeds is not None and len(seeds) != len(points)):
-        raise DimensionError(f"{len(points)} points have {len(losses)} losses. Give one loss, and one seed, for each.")
+        raise DimensionError(
+            f"{len(points)} points have {len(losses)} losses. Give one loss, and one seed, for "
+            "each."
+        )
     every = np.asarray(points, dtype=np.float64).reshape(-1, 2)
     if not np.all(np.isfinite(every)):
         raise OptionError("a point is not finite. Pass log2 of both parameters.")
     ended = np.array([loss is not None and math.isfinite(loss) for loss in losses], dtype=bool)
-    ys = np.array([loss for loss, good in zip(losses, ended, strict=True) if good], dtype=np.float64)
-    groups = np.unique(np.zeros(len(every), int) if seeds is None else np.asarray(seeds), return_inverse=True)[1]
+    ys = np.array(
+        [loss for loss, good in zip(losses, ended, strict=True) if good], dtype=np.float64
+    )
+    groups = np.unique(
+        np.zeros(len(every), int) if seeds is None else np.asarray(seeds), return_inverse=True
+    )[1]
     return every[ended], ys, groups[ended].astype(np.int64), int((~ended).sum())
 
 
-def _around(xy: Array, ys: Array, groups: NDArray[np.int64], centre: Array) -> tuple[_Fit, NDArray[np.bool_]] | None:
-    """A fit to the nearest share of points; the share follows the minimum, which the share decides."""
+def _around(
+    xy: Array, ys: Array, groups: NDArray[np.int64], centre: Array
+) -> tuple[_Fit, NDArray[np.bool_]] | None:
+    """A fit to the nearest share of points; the share follows the minimum, which the share
+    decides.
+    """
     span = np.maximum(np.ptp(xy, axis=0), 1e-9)
     count = min(len(xy), max(_LEAST_POINTS, math.ceil(SHARE * len(xy))))
     found: tuple[_Fit, NDArray[np.bool_]] | None = None
@@ -202,7 +231,9 @@ def _bent(xy: Array, ys: Array, groups: NDArray[np.int64]) -> _Fit | None:
 
 
 def _fitted(xy: Array, ys: Array, groups: NDArray[np.int64], pulls: Array | None) -> _Fit | None:
-    """Least squares with a level for each seed; `pulls` draw the four cubic terms to 0, and None leaves them out."""
+    """Least squares with a level for each seed; `pulls` draw the four cubic terms to 0, and None
+    leaves them out.
+    """
     seeds = np.unique(groups)
     centre = xy.mean(axis=0)
     terms = 5 if pulls is None else 9
@@ -223,7 +254,9 @@ def _fitted(xy: Array, ys: Array, groups: NDArray[np.int64], pulls: Array | None
     coefficients = np.zeros(9)
     coefficients[:terms] = solution[:terms]
     noise = max(math.sqrt(residuals @ residuals / freedom), 1e-12)
-    return _Fit(centre, coefficients, covariance, noise, freedom, float(solution[terms:].mean()), len(seeds))
+    return _Fit(
+        centre, coefficients, covariance, noise, freedom, float(solution[terms:].mean()), len(seeds)
+    )
 
 
 def _far_out(place: Array, xy: Array) -> bool:
@@ -233,9 +266,16 @@ def _far_out(place: Array, xy: Array) -> bool:
 
 
 def _lowest(
-    names: tuple[str, str], xy: Array, ys: Array, groups: NDArray[np.int64], at: int, flags: tuple[str, ...]
+    names: tuple[str, str],
+    xy: Array,
+    ys: Array,
+    groups: NDArray[np.int64],
+    at: int,
+    flags: tuple[str, ...],
 ) -> Surface:
-    found = {name: Estimate(float(xy[at, k]), -math.inf, math.inf, 0) for k, name in enumerate(names)}
+    found = {
+        name: Estimate(float(xy[at, k]), -math.inf, math.inf, 0) for k, name in enumerate(names)
+    }
     nothing = ((math.nan, math.nan), (math.nan, math.nan))
     return Surface(
         names, found, float(ys[at]), math.nan, nothing, math.nan, len(ys), len(np.unique(groups)), flags
@@ -267,7 +307,10 @@ def _surface(
         dict(zip(names, intervals, strict=True)),
         fit.level + float(fit.derivatives(at[None], (0, 0))[0] @ fit.coefficients),
         float(spread[0, 1] / math.sqrt(spread[0, 0] * spread[1, 1])),
-        ((float(hessian[0, 0]), float(hessian[0, 1])), (float(hessian[1, 0]), float(hessian[1, 1]))),
+        (
+            (float(hessian[0, 0]), float(hessian[0, 1])),
+            (float(hessian[1, 0]), float(hessian[1, 1])),
+        ),
         fit.noise,
         int(near.sum()),
         fit.seeds,
@@ -280,7 +323,8 @@ def _surface(
 def _profile(fit: _Fit, axis: int, low: Array, high: Array, confidence: float) -> Estimate:
     """All values of one parameter for which some value of the other lets the gradient be zero.
 
-    The ends are found step by step and then by halving, up to a span away; further out there is none.
+    The ends are found step by step and then by halving, up to a span away; further out there is
+    none.
     """
     assert fit.minimum is not None
     allowed = t_quantile(fit.degrees_of_freedom, confidence, 1) ** 2
@@ -315,7 +359,9 @@ def _end(inside: Callable[[float], bool], start: float, reach: float) -> float:
     return float(within + outside) / 2
 
 
-def _region(fit: _Fit, low: Array, high: Array, confidence: float) -> tuple[tuple[float, float], ...]:
+def _region(
+    fit: _Fit, low: Array, high: Array, confidence: float
+) -> tuple[tuple[float, float], ...]:
     """Box & Hunter's region as an outline of 72 points, followed from the minimum outwards."""
     assert fit.minimum is not None
     allowed = 2 * float(fdtri(2, fit.degrees_of_freedom, confidence))

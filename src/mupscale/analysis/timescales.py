@@ -1,7 +1,8 @@
 """How long weight decay remembers: τ_epoch, as a share of a run.
 
-Wang & Aitchison 2024: AdamW averages over 1/(ηλ) steps, which is 1/(ηλ·steps) of a run. With base values it is the base
-τ; a parameter whose rate and decay carry factors has an effective τ of its own.
+Wang & Aitchison 2024: AdamW averages over 1/(ηλ) steps, which is 1/(ηλ·steps) of a run. With base
+values it is the base τ; a parameter whose rate and decay carry factors has an effective τ of its
+own.
 """
 
 from mupscale.errors import OptionError
@@ -13,7 +14,9 @@ def tau_epoch(lr: float, weight_decay: float, steps: int) -> float:
     >>> tau_epoch(lr=2**-7, weight_decay=0.1, steps=2560)
     0.5
     """
-    return 1 / (_positive("lr", lr) * _positive("weight_decay", weight_decay) * _positive("steps", steps))
+    return 1 / (
+        _positive("lr", lr) * _positive("weight_decay", weight_decay) * _positive("steps", steps)
+    )
 
 
 def decay_of_tau(tau: float, lr: float, steps: int) -> float:
@@ -28,7 +31,8 @@ def decay_of_tau(tau: float, lr: float, steps: int) -> float:
 def effective_tau(base_tau: float, lr_factor: float, decay_factor: float) -> float:
     """Of a parameter whose rate and decay are the base's times these factors.
 
-    Under `mup`, which scales rates by 1/m and leaves decay alone, hidden weights remember m times as long.
+    Under `mup`, which scales rates by 1/m and leaves decay alone, hidden weights remember m times
+    as long.
 
     >>> effective_tau(0.5, lr_factor=1 / 4, decay_factor=1), effective_tau(0.5, lr_factor=1 / 4, decay_factor=4)
     (2.0, 0.5)
@@ -38,5 +42,8 @@ def effective_tau(base_tau: float, lr_factor: float, decay_factor: float) -> flo
 
 def _positive(name: str, value: float) -> float:
     if not 0 < value < float("inf"):
-        raise OptionError(f"{name} = {value} must be a finite number above 0: without decay there is no time scale.")
+        raise OptionError(
+            f"{name} = {value} must be a finite number above 0: without decay there is no time "
+            "scale."
+        )
     return value

@@ -61,9 +61,11 @@ def judge_flatness(
     comparisons: int = 1,
     one_sided: bool = False,
 ) -> Flatness:
-    """Pass if the whole interval lies within ±tolerance, fail if all of it lies outside, else inconclusive.
+    """Pass if the whole interval lies within ±tolerance, fail if all of it lies outside, else
+    inconclusive.
 
-    With `one_sided`, only growth is a fault: an interval wholly below the tolerance passes, however steep its fall.
+    With `one_sided`, only growth is a fault: an interval wholly below the tolerance passes, however
+    steep its fall.
 
     >>> judge_flatness(Slope(value=0.02, standard_error=0.01, degrees_of_freedom=4, seeds=3, values=4)).verdict
     'pass'
@@ -72,7 +74,10 @@ def judge_flatness(
     ('inconclusive', 8)
     """
     if not 0 < tolerance < math.inf:
-        raise OptionError(f"tolerance={tolerance} leaves no room for a flat slope. Choose a positive one, such as 0.1.")
+        raise OptionError(
+            f"tolerance={tolerance} leaves no room for a flat slope. Choose a positive one, such "
+            "as 0.1."
+        )
     question = _Question(tolerance, confidence, comparisons, one_sided)
     low, high = slope.interval(confidence, comparisons)
     verdict = question.verdict(low, high)
@@ -81,14 +86,17 @@ def judge_flatness(
 
 
 def _more_seeds(slope: Slope, question: _Question) -> int | None:
-    return next((more for more in range(1, SEEDS_LIMIT + 1) if _chance(slope, question, more) >= POWER), None)
+    return next(
+        (more for more in range(1, SEEDS_LIMIT + 1) if _chance(slope, question, more) >= POWER),
+        None,
+    )
 
 
 def _chance(slope: Slope, question: _Question, more: int) -> float:
     """How likely `more` seeds are to settle it, if the present estimate and noise are the truth.
 
-    The next estimate then falls around the present one. An interval that merely reached the tolerance at the present
-    estimate would settle only every second time.
+    The next estimate then falls around the present one. An interval that merely reached the
+    tolerance at the present estimate would settle only every second time.
     """
     seeds = slope.seeds + more
     standard_error = slope.standard_error * math.sqrt(slope.seeds / seeds)

@@ -1,8 +1,9 @@
 """Voronoi cells in a box: to each measured point, all that lies nearest to it.
 
-Each cell begins as the box and is cut by the bisectors to its nearest points. It is whole when no vertex lies nearer to
-another point than to its own; a vertex that does names the point that must cut next. This needs no triangulation, so
-one point, points in a line and regular grids are no special cases.
+Each cell begins as the box and is cut by the bisectors to its nearest points. It is whole when no
+vertex lies nearer to another point than to its own; a vertex that does names the point that must
+cut next. This needs no triangulation, so one point, points in a line and regular grids are no
+special cases.
 """
 
 from collections.abc import Sequence
@@ -19,17 +20,21 @@ Span = tuple[float, float]
 Polygon = list[tuple[float, float]]
 
 _FIRST_CUTS = 8
-"""Nearest points tried before any search. A cell has six neighbours on average, in a regular grid eight."""
+"""Nearest points tried before any search. A cell has six neighbours on average, in a regular grid
+eight.
+"""
 
 _SLACK = 1e-12
 """Of the extent: what rounding may add to a distance."""
 
 
 def cells(points: ArrayLike, box: tuple[Span, Span]) -> list[Array]:
-    """The cell of each point, clipped to box = ((x_low, x_high), (y_low, y_high)): vertices (k, 2), counterclockwise.
+    """The cell of each point, clipped to box = ((x_low, x_high), (y_low, y_high)): vertices (k, 2),
+    counterclockwise.
 
-    Points at the same place share a cell, and each is given the whole of it: take the mean of such runs first. A point
-    may lie outside the box; of its cell the part inside is given, which may have no vertex.
+    Points at the same place share a cell, and each is given the whole of it: take the mean of such
+    runs first. A point may lie outside the box; of its cell the part inside is given, which may
+    have no vertex.
 
     >>> [cell.tolist() for cell in cells([(0.0, 0.0), (2.0, 0.0)], ((-1, 3), (-1, 1)))]
     [[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]], [[1.0, -1.0], [3.0, -1.0], [3.0, 1.0], [1.0, 1.0]]]
@@ -43,7 +48,8 @@ def cells(points: ArrayLike, box: tuple[Span, Span]) -> list[Array]:
 
 
 def within(polygon: Array, outline: Sequence[tuple[float, float]]) -> Array:
-    """The part of a polygon inside a convex outline, by cutting along each of its sides (Sutherland & Hodgman 1974).
+    """The part of a polygon inside a convex outline, by cutting along each of its sides (Sutherland
+    & Hodgman 1974).
 
     >>> square = np.array([(0.0, 0.0), (2.0, 0.0), (2.0, 2.0), (0.0, 2.0)])
     >>> within(square, [(-1, -1), (1, -1), (1, 3), (-1, 3)]).tolist()
@@ -51,7 +57,9 @@ def within(polygon: Array, outline: Sequence[tuple[float, float]]) -> Array:
     """
     corners = np.asarray(outline, dtype=np.float64)
     following = np.roll(corners, -1, axis=0)
-    if float((corners[:, 0] * following[:, 1] - corners[:, 1] * following[:, 0]).sum()) < 0:  # clockwise
+    if (
+        float((corners[:, 0] * following[:, 1] - corners[:, 1] * following[:, 0]).sum()) < 0
+    ):  # clockwise
         corners, following = following, corners
     kept: Polygon = [(float(x), float(y)) for x, y in polygon]
     for (x0, y0), (x1, y1) in zip(corners.tolist(), following.tolist(), strict=True):
@@ -65,34 +73,49 @@ def _checked(points: ArrayLike, box: tuple[Span, Span]) -> Array:
     if sites.size == 0:
         return np.empty((0, 2))
     if sites.ndim != 2 or sites.shape[1] != 2:
-        raise DimensionError(f"points have shape {sites.shape}. Give one (x, y) for each: shape (n, 2).")
+        raise DimensionError(
+            f"points have shape {sites.shape}. Give one (x, y) for each: shape (n, 2)."
+        )
     if not (np.isfinite(sites).all() and np.isfinite(box).all()):
         raise NonFiniteError("a point or the box is not finite. Leave such points out.")
     for low, high in box:
         if low >= high:
-            raise OptionError(f"the box goes from {low} to {high}. Give each axis as (low, high) with low < high.")
+            raise OptionError(
+                f"the box goes from {low} to {high}. Give each axis as (low, high) with low < high."
+            )
     return sites + 0.0  # -0.0 is the same place as 0.0
 
 
 def _polygons(places: Array, box: tuple[Span, Span]) -> list[Array]:
     (left, right), (bottom, top) = box
-    corners = np.array([(left, bottom), (right, bottom), (right, top), (left, top)], dtype=np.float64)
+    corners = np.array(
+        [(left, bottom), (right, bottom), (right, top), (left, top)], dtype=np.float64
+    )
     everything = np.vstack([places, corners])
     slack = _SLACK * float(np.ptp(everything, axis=0).max())
     # Each polygon is kept relative to its own point: differences of near points are then exact.
-    polygons: list[Polygon] = [[(x, y) for x, y in relative] for relative in (corners - places[:, None]).tolist()]
+    polygons: list[Polygon] = [
+        [(x, y) for x, y in relative] for relative in (corners - places[:, None]).tolist()
+    ]
     tree = KDTree(places)
-    near = np.reshape(tree.query(places, k=min(_FIRST_CUTS + 1, len(places)))[1], (len(places), -1))[:, 1:]
+    near = np.reshape(
+        tree.query(places, k=min(_FIRST_CUTS + 1, len(places)))[1], (len(places), -1)
+    )[:, 1:]
     waiting = np.arange(len(places))
     own, other = np.repeat(waiting, near.shape[1]), near.ravel()
     while len(waiting):
         _cut(polygons, places, own, other, slack)
         own, other = _intruders(polygons, places, waiting, tree, slack)
         waiting = np.unique(own)
-    return [np.reshape(polygon, (-1, 2)) + place for polygon, place in zip(polygons, places, strict=True)]
+    return [
+        np.reshape(polygon, (-1, 2)) + place
+        for polygon, place in zip(polygons, places, strict=True)
+    ]
 
 
-def _cut(polygons: list[Polygon], places: Array, own: Indices, other: Indices, slack: float) -> None:
+def _cut(
+    polygons: list[Polygon], places: Array, own: Indices, other: Indices, slack: float
+) -> None:
     """Clip the cell of each place in `own` by its bisector to the place beside it in `other`."""
     for one, (dx, dy) in zip(own.tolist(), (places[other] - places[own]).tolist(), strict=True):
         polygons[one] = _nearer(polygons[one], dx, dy, slack)
@@ -101,7 +124,9 @@ def _cut(polygons: list[Polygon], places: Array, own: Indices, other: Indices, s
 def _nearer(polygon: Polygon, dx: float, dy: float, slack: float) -> Polygon:
     """The part of a polygon that is nearer to (0, 0) than to (dx, dy)."""
     half = (dx * dx + dy * dy) / 2
-    return _cut_off(polygon, [x * dx + y * dy - half for x, y in polygon], slack * (abs(dx) + abs(dy)))
+    return _cut_off(
+        polygon, [x * dx + y * dy - half for x, y in polygon], slack * (abs(dx) + abs(dy))
+    )
 
 
 def _cut_off(polygon: Polygon, beyond: Sequence[float], allowed: float) -> Polygon:
@@ -127,7 +152,9 @@ def _intruders(
     """Pairs of a waiting place and another that is nearer to a vertex of its cell."""
     whose = [polygons[place] for place in waiting]
     own = np.repeat(waiting, [len(polygon) for polygon in whose])
-    vertices = np.array([vertex for polygon in whose for vertex in polygon], dtype=np.float64).reshape(-1, 2)
+    vertices = np.array(
+        [vertex for polygon in whose for vertex in polygon], dtype=np.float64
+    ).reshape(-1, 2)
     other = np.asarray(tree.query(vertices + places[own])[1], dtype=np.intp)
     apart = places[other] - places[own]
     beyond = (vertices * apart).sum(axis=1) - np.square(apart).sum(axis=1) / 2

@@ -47,23 +47,26 @@ def coordinate_check(
     report: Callable[[int, int], None] = lambda done, total: None,
     remark: Callable[[str], None] = lambda text: None,
 ) -> CheckResult:
-    """Train a model for a few steps at each value and seed, and judge whether weights and updates keep their size.
+    """Train a model for a few steps at each value and seed, and judge whether weights and updates
+    keep their size.
 
-    build    function of one argument that makes the model: build(n_kv_heads=4)
-    vary     {"n_kv_heads": [12, 6, 4, 3, 2, 1]}, or width or depth, by any of the names that configs use
-    rule     the rule of the plan; `planner(model, base)` makes a plan of your own instead
-    seeds    how many, or which; at least two
-    data     a corpus by name, as for training; an array of tokens; or, with a loss of your own, a function of the
+    build    function of one argument that makes the model: build(n_kv_heads=4) vary
+    {"n_kv_heads": [12, 6, 4, 3, 2, 1]}, or width or depth, by any of the names that configs use
+    rule     the rule of the plan; `planner(model, base)` makes a plan of your own instead seeds
+    how many, or which; at least two data     a corpus by name, as for training; an array of tokens;
+    or, with a loss of your own, a function of the
              seed that makes a batch of any kind: images and labels, say
-    setup    optimizer, base rate, batch and so on
-    base     the value that counts as tuned; the least width, a depth of 1, or the most key/value heads, unless given
-    loss     loss(model, batch), for a model that does not give logits of the next token; the batch is what `data`
+    setup    optimizer, base rate, batch and so on base     the value that counts as tuned; the
+    least width, a depth of 1, or the most key/value heads, unless given loss     loss(model,
+    batch), for a model that does not give logits of the next token; the batch is what `data`
              makes, or (inputs, targets) of tokens
-    reading  what the model cannot say by itself: roles, ignored keys, inputs (default: of a `Family`, the
+    reading  what the model cannot say by itself: roles, ignored keys, inputs (default: of a
+    `Family`, the
              mupscale.toml beside its model; with a planner, what the planner says)
-    engine   where the runs are carried out; local processes, one a core, unless given
-    folder   keep the runs there as JSON lines; what is there is not run again, also when seeds or values are added
-    report   hears how many runs are done, and of how many; `remark` of what a reader should know
+    engine   where the runs are carried out; local processes, one a core, unless given folder   keep
+    the runs there as JSON lines; what is there is not run again, also when seeds or values are
+    added report   hears how many runs are done, and of how many; `remark` of what a reader should
+    know
 
     >>> from mupscale.models import GPT, GPTConfig
     >>> def build(n_kv_heads):
@@ -79,7 +82,10 @@ def coordinate_check(
     if steps < 1:
         raise DimensionError(f"steps={steps} leaves no update to measure. Take at least 1.")
     if callable(data) and loss is None:
-        raise OptionError("data is a function that makes batches of your own. Give loss= too: what to do with them.")
+        raise OptionError(
+            "data is a function that makes batches of your own. Give loss= too: what to do with "
+            "them."
+        )
     rule = rule_named(rule) if isinstance(rule, str) else rule
     tuned = _base(name, values) if base is None else base
     said = _said(build, reading)
@@ -98,12 +104,19 @@ def coordinate_check(
     if said:  # else the first line is as it was before there were readings, and old folders go on
         about["reading"] = said.to_dict()
     ledger = None if folder is None else Path(folder) / "runs.jsonl"
-    same = about | {"vary": name, "seeds": None}  # with other values and seeds it is the same check, extended
-    runs = carry_out(run_probe, jobs, ledger=ledger, about=same, engine=engine, report=report, remark=remark)
+    same = about | {
+        "vary": name,
+        "seeds": None,
+    }  # with other values and seeds it is the same check, extended
+    runs = carry_out(
+        run_probe, jobs, ledger=ledger, about=same, engine=engine, report=report, remark=remark
+    )
     return judge(list(runs.values()), quantity, about, criteria)
 
 
-def judge(runs: Sequence[Run], quantity: Quantity, about: Mapping[str, Any], criteria: Criteria) -> CheckResult:
+def judge(
+    runs: Sequence[Run], quantity: Quantity, about: Mapping[str, Any], criteria: Criteria
+) -> CheckResult:
     """The verdict on runs that are there already."""
     _refuse_equal(runs, quantity, next(iter(about["vary"])))
     found = findings(runs, quantity, criteria)
@@ -122,10 +135,14 @@ def judge(runs: Sequence[Run], quantity: Quantity, about: Mapping[str, Any], cri
 
 def _varied(vary: Mapping[str, Sequence[int]]) -> tuple[str, list[int], Quantity]:
     if len(vary) != 1:
-        raise OptionError(f"vary names {len(vary)} quantities ({', '.join(vary) or 'none'}). Vary one at a time.")
+        raise OptionError(
+            f"vary names {len(vary)} quantities ({', '.join(vary) or 'none'}). Vary one at a time."
+        )
     ((name, given),) = vary.items()
     if name not in QUANTITIES:
-        raise UnknownNameError("quantity to vary", name, ["n_kv_heads", "width", "depth"], aliases=QUANTITIES)
+        raise UnknownNameError(
+            "quantity to vary", name, ["n_kv_heads", "width", "depth"], aliases=QUANTITIES
+        )
     values = list(given)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -133,14 +150,18 @@ def _varied(vary: Mapping[str, Sequence[int]]) -> tuple[str, list[int], Quantity
     if len(set(values)) < len(values):
         raise OptionError(f"vary: {name}={values} holds a value twice. Give each once.")
     if len(values) < 2:
-        raise OptionError(f"vary: {name}={values} is one value, and a slope needs two. Three or more are better.")
+        raise OptionError(
+            f"vary: {name}={values} is one value, and a slope needs two. Three or more are better."
+        )
     return name, values, QUANTITIES[name]
 
 
 def _seeds(seeds: int | Sequence[int]) -> list[int]:
     chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
     if len(chosen) < 2:
-        raise OptionError(f"seeds={seeds}: one seed gives no interval. Take at least 2; 3 to 10 are usual.")
+        raise OptionError(
+            f"seeds={seeds}: one seed gives no interval. Take at least 2; 3 to 10 are usual."
+        )
     if len(set(chosen)) < len(chosen) or any(seed < 0 for seed in chosen):
         raise OptionError(f"seeds={chosen}: give each once, none below 0.")
     return chosen
@@ -172,14 +193,23 @@ def _refuse_equal(runs: Sequence[Run], quantity: Quantity, name: str) -> None:
     for value, x in found.items():
         same = [other for other, also in found.items() if also == x and other != value]
         if same:
-            raise OptionError(f"{name} = {value} and {same[0]} both give {quantity} = {x}. Leave one of them out.")
+            raise OptionError(
+                f"{name} = {value} and {same[0]} both give {quantity} = {x}. Leave one of them out."
+            )
 
 
 def _unjudged(runs: Sequence[Run], found: Sequence[Finding], quantity: Quantity) -> list[str]:
     """What should be judged and has no slope: a role that did not move, a map that was not seen."""
-    parts, judged = runs[0]["parts"], {one.role for one in found if one.judged and one.statistic in ("update", "map")}
-    roles = [role for role, kind in zip(parts["role"], parts["kind"], strict=True) if kind != "vector"]
-    return [name for name in dict.fromkeys(MAPS if quantity == "depth" else roles) if name not in judged]
+    parts, judged = (
+        runs[0]["parts"],
+        {one.role for one in found if one.judged and one.statistic in ("update", "map")},
+    )
+    roles = [
+        role for role, kind in zip(parts["role"], parts["kind"], strict=True) if kind != "vector"
+    ]
+    return [
+        name for name in dict.fromkeys(MAPS if quantity == "depth" else roles) if name not in judged
+    ]
 
 
 def _warnings(runs: Sequence[Run], quantity: Quantity) -> list[str]:
@@ -188,13 +218,20 @@ def _warnings(runs: Sequence[Run], quantity: Quantity) -> list[str]:
         values = {run[other] for run in runs}
         if other != quantity and len(values) > 1:
             found.append(
-                f"{other} changes along with {quantity} ({min(values)} to {max(values)}): a slope may come from either."
+                f"{other} changes along with {quantity} ({min(values)} to {max(values)}): a slope "
+                "may come from either."
             )
     if any(run.get("tied") for run in runs):
-        found.append("the readout is the embedding, and is judged as such: its factor in the final norm is not.")
+        found.append(
+            "the readout is the embedding, and is judged as such: its factor in the final norm is "
+            "not."
+        )
     first, last = (sum(run["losses"][k] for run in runs) / len(runs) for k in (0, -1))
     if last > first:
-        found.append(f"the loss rose, {first:.3g} → {last:.3g} on average: the rate may be too large to judge by.")
+        found.append(
+            f"the loss rose, {first:.3g} → {last:.3g} on average: the rate may be too large to "
+            "judge by."
+        )
     return found
 
 
@@ -207,7 +244,9 @@ def _described(data: str | Tokens | Making) -> str:
 
 
 def _identity(function: Callable[..., Any]) -> str:
-    """What tells one function from another, so that a folder is not continued with a different model."""
+    """What tells one function from another, so that a folder is not continued with a different
+    model.
+    """
     name = getattr(function, "__qualname__", type(function).__name__)
     if dataclasses.is_dataclass(function) and not isinstance(function, type):
         return repr(function)

@@ -1,4 +1,6 @@
-"""From runs to findings: for each statistic and role its slope, what theory predicts, and the verdict."""
+"""From runs to findings: for each statistic and role its slope, what theory predicts, and the
+verdict.
+"""
 
 import math
 from collections import Counter
@@ -7,7 +9,15 @@ from dataclasses import dataclass
 
 from mupscale.analysis import Flatness, Verdict, curve_slope, fit_slope, judge_flatness
 from mupscale.checks import statistics
-from mupscale.checks.statistics import MAPS, ONLY_GROWTH, STATISTICS, Quantity, Run, Statistic, geometric_mean
+from mupscale.checks.statistics import (
+    MAPS,
+    ONLY_GROWTH,
+    STATISTICS,
+    Quantity,
+    Run,
+    Statistic,
+    geometric_mean,
+)
 from mupscale.errors import OptionError
 
 Measured = Callable[[Run], Sequence[float]]
@@ -62,13 +72,19 @@ class Criteria:
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < math.inf:
-            raise OptionError(f"tolerance={self.tolerance} must be a finite number above 0, such as 0.1.")
+            raise OptionError(
+                f"tolerance={self.tolerance} must be a finite number above 0, such as 0.1."
+            )
         if not 0 < self.confidence < 1:
-            raise OptionError(f"confidence={self.confidence} must lie between 0 and 1, such as 0.95.")
+            raise OptionError(
+                f"confidence={self.confidence} must lie between 0 and 1, such as 0.95."
+            )
 
 
 def findings(runs: Sequence[Run], quantity: Quantity, criteria: Criteria) -> list[Finding]:
-    """All of them, the judged ones first; intervals of the judged ones hold together (Bonferroni)."""
+    """All of them, the judged ones first; intervals of the judged ones hold together
+    (Bonferroni).
+    """
     table = Table(runs, quantity)
     judged = {name for name, one in STATISTICS.items() if one.judged and quantity != "depth"}
     curves = list(_curves(table, judged, quantity))
@@ -85,7 +101,9 @@ def findings(runs: Sequence[Run], quantity: Quantity, criteria: Criteria) -> lis
             one_sided=role in ONLY_GROWTH,
         )
         means = tuple(map(geometric_mean, zip(*values, strict=True)))
-        found.append(Finding(name, label, role, is_judged, flatness, table.predicted(predicted), means))
+        found.append(
+            Finding(name, label, role, is_judged, flatness, table.predicted(predicted), means)
+        )
     return sorted(found, key=lambda one: not one.judged)
 
 
@@ -98,11 +116,19 @@ def _curves(
             yield "map", MAPS[name], name, measured, predicted, quantity == "depth"
     for name, statistic in STATISTICS.items():
         for role in table.roles(statistic):
-            yield name, statistic.label_for(table.runs[0], role), role, *_of_role(statistic, role), name in judged
+            yield (
+                name,
+                statistic.label_for(table.runs[0], role),
+                role,
+                *_of_role(statistic, role),
+                name in judged,
+            )
 
 
 def _of_map(name: str) -> tuple[Measured, Predicted]:
-    return lambda run: statistics.map_by_step(run, name), lambda run: statistics.predicted_map(run, name)
+    return lambda run: statistics.map_by_step(run, name), lambda run: statistics.predicted_map(
+        run, name
+    )
 
 
 def _of_role(statistic: Statistic, role: str) -> tuple[Measured, Predicted]:
@@ -119,7 +145,11 @@ def coherences(runs: Sequence[Run], quantity: Quantity) -> list[Coherence]:
     for role in table.roles(STATISTICS["coherence"]):
         measured, _ = _of_role(STATISTICS["coherence"], role)
         for x, column in zip(table.x, zip(*table.means(measured), strict=True), strict=True):
-            found.append(Coherence(role, x, geometric_mean(column), statistics.noise_coherence(table.at(x), role)))
+            found.append(
+                Coherence(
+                    role, x, geometric_mean(column), statistics.noise_coherence(table.at(x), role)
+                )
+            )
     return found
 
 
@@ -130,7 +160,9 @@ class Table:
         self.runs = statistics.with_thin(runs, quantity)
         self.x = sorted({run[quantity] for run in runs})
         self.seeds = sorted({run["seed"] for run in runs})
-        self._runs: Mapping[tuple[int, float], Run] = {(run["seed"], run[quantity]): run for run in self.runs}
+        self._runs: Mapping[tuple[int, float], Run] = {
+            (run["seed"], run[quantity]): run for run in self.runs
+        }
 
     def at(self, x: float, seed: int | None = None) -> Run:
         return self._runs[self.seeds[0] if seed is None else seed, x]
@@ -138,7 +170,11 @@ class Table:
     def roles(self, statistic: Statistic) -> list[str]:
         """Those that have numbers in every run."""
         found = statistics.roles(self.runs[0], statistic)
-        return [role for role in found if all(statistics.by_step(run, statistic, role) for run in self.runs)]
+        return [
+            role
+            for role in found
+            if all(statistics.by_step(run, statistic, role) for run in self.runs)
+        ]
 
     def means(self, measured: Measured) -> list[list[float]]:
         """The geometric mean over steps, for each seed and value."""

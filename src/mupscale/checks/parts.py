@@ -1,4 +1,6 @@
-"""What is measured by itself: a matrix, the rows of one role in a fused matrix, a table of embeddings, a vector."""
+"""What is measured by itself: a matrix, the rows of one role in a fused matrix, a table of
+embeddings, a vector.
+"""
 
 import math
 from collections.abc import Iterator
@@ -14,11 +16,22 @@ from mupscale.planning import Plan
 from mupscale.planning.units import dimensions, fused_dimensions, fused_unit, unit_for
 from mupscale.planning.values import PlannedParameter, RowBlock, Slices
 from mupscale.reading import ModelFacts, ParameterFact, Role
-from mupscale.theory import Residual, Rule, Sizes, Unit, Vector, estimates, formulas, optimizer_named
+from mupscale.theory import (
+    Residual,
+    Rule,
+    Sizes,
+    Unit,
+    Vector,
+    estimates,
+    formulas,
+    optimizer_named,
+)
 
 Kind = Literal["matrix", "table", "vector"]
 _TABLES: tuple[Role, ...] = ("embedding", "position", "depthwise")
-"""A row of n_out numbers for each of a fixed number of inputs: tokens, places, pixels of a patch, taps of a filter."""
+"""A row of n_out numbers for each of a fixed number of inputs: tokens, places, pixels of a patch,
+taps of a filter.
+"""
 _VECTORS: tuple[Role, ...] = ("gain", "bias", "frozen")
 
 
@@ -36,9 +49,13 @@ class Part:
     multiplier: float
     """What the forward pass puts on the stored numbers; norms are of the product."""
     hooked: float
-    """The part of it that a plan's hook puts on the module's own output; the rest is a constant of the model."""
+    """The part of it that a plan's hook puts on the module's own output; the rest is a constant of
+    the model.
+    """
     wanted: float
-    """The initial norm that theory asks for, with its own σ: σ(√n_in + √n_out); σ√n of a table's row."""
+    """The initial norm that theory asks for, with its own σ: σ(√n_in + √n_out); σ√n of a table's
+    row.
+    """
     predicted_start: float
     """The same with the σ of the plan in use."""
     predicted_step: float
@@ -52,7 +69,8 @@ class Part:
         return self.name.rpartition(".")[0]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """(…, n_out, n_in): this part of a parameter, in the order of a linear layer, without the multiplier.
+        """(…, n_out, n_in): this part of a parameter, in the order of a linear layer, without the
+        multiplier.
 
         Of a table it is (n_in, n_out): its rows.
         """
@@ -93,7 +111,9 @@ def parts_of(facts: ModelFacts, plan: Plan, right: Plan, base: Base) -> list[Par
 def _parts(
     fact: ParameterFact, planned: PlannedParameter, right: PlannedParameter, rule: Rule, base: Base
 ) -> Iterator[Part]:
-    kind: Kind = "table" if fact.role in _TABLES else "vector" if fact.role in _VECTORS else "matrix"
+    kind: Kind = (
+        "table" if fact.role in _TABLES else "vector" if fact.role in _VECTORS else "matrix"
+    )
     pieces: list[tuple[Role, Slices]] = [(block.role, block.slices) for block in fact.blocks]
     for role, slices in pieces or [(fact.role, ())]:
         n_out = sum(stop - start for start, stop in slices) or fact.fan_out
@@ -141,12 +161,15 @@ class _Values:
             start = None if planned.start is None else planned.start + planned.offset
             return _Values(planned.init_std, planned.multiplier, planned.lr, start)
         block: RowBlock = rows[0]
-        # An optimizer of whole matrices steps the rows at a rate of their own; else they share the matrix's.
+        # An optimizer of whole matrices steps the rows at a rate of their own; else they share the
+        # matrix's.
         lr = planned.lr if block.multiplier != 1 else block.lr
         return _Values(block.init_std, block.multiplier * planned.multiplier, lr, None)
 
 
-def _start(kind: Kind, values: _Values, fact: ParameterFact, base: Base, n_out: int, n_in: int) -> float:
+def _start(
+    kind: Kind, values: _Values, fact: ParameterFact, base: Base, n_out: int, n_in: int
+) -> float:
     multiplier = values.multiplier * fact.forward_multiplier
     if kind == "vector":
         return abs(values.start or 0.0) * multiplier
@@ -162,31 +185,44 @@ def _norm_of_noise(kind: Kind, n_out: int, n_in: int) -> float:
     return float(estimates.bai_yin(one, sympy.Integer(n_out), sympy.Integer(n_in)))
 
 
-def _step(fact: ParameterFact, role: Role, planned: PlannedParameter, values: _Values, rule: Rule) -> float:
-    """Norm of a step of base rate 1 on multiplier × parameter: `theory`'s estimate with the plan's numbers put in.
+def _step(
+    fact: ParameterFact, role: Role, planned: PlannedParameter, values: _Values, rule: Rule
+) -> float:
+    """Norm of a step of base rate 1 on multiplier × parameter: `theory`'s estimate with the plan's
+    numbers put in.
 
-    The gradient with respect to that product is the unit's own, times the branch's factor for what stands inside of
-    the branch; with respect to the stored numbers it is larger by the multiplier.
+    The gradient with respect to that product is the unit's own, times the branch's factor for what
+    stands inside of the branch; with respect to the stored numbers it is larger by the multiplier.
     """
     inside = fact.depth is not None and not planned.output
     multiplier = values.multiplier * fact.forward_multiplier
     unit, numbers = _unit(fact, role)
     beta = float(rule.beta(sympy.Integer(fact.depth or 1))) if inside else 1.0
-    norm = _step_norm(planned.optimizer, unit, tuple(numbers.items()), values.init_std, multiplier * beta)
+    norm = _step_norm(
+        planned.optimizer, unit, tuple(numbers.items()), values.init_std, multiplier * beta
+    )
     return norm * values.lr * multiplier
 
 
 @cache
 def _step_norm(
-    optimizer: str, unit: Unit, numbers: tuple[tuple[str, int], ...], rms: float, gradient_scale: float
+    optimizer: str,
+    unit: Unit,
+    numbers: tuple[tuple[str, int], ...],
+    rms: float,
+    gradient_scale: float,
 ) -> float:
     """Norm of a step of unit rate: layers that are alike ask for it again and again."""
     core = unit.branch if isinstance(unit, Residual) else unit
     known = {formulas.symbol(name): value for name, value in numbers}
-    n_out, n_in, gradient = (sympy.sympify(size).subs(known) for size in (*core.shape(), core.gradient_norm()))
+    n_out, n_in, gradient = (
+        sympy.sympify(size).subs(known) for size in (*core.shape(), core.gradient_norm())
+    )
     sizes = Sizes(n_out, n_in, rms=sympy.Float(rms), gradient=gradient * gradient_scale)
     step = float(optimizer_named(optimizer).step(sizes))
-    return step / math.sqrt(n_out) if isinstance(core, Vector) else step  # of a vector, the root mean square
+    return (
+        step / math.sqrt(n_out) if isinstance(core, Vector) else step
+    )  # of a vector, the root mean square
 
 
 def _unit(fact: ParameterFact, role: Role) -> tuple[Unit, dict[str, int]]:

@@ -1,4 +1,6 @@
-"""Where the maps of a network begin and end: attention, feed-forward part, block, and the residual stream."""
+"""Where the maps of a network begin and end: attention, feed-forward part, block, and the residual
+stream.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,9 @@ _LAST: Mapping[str, tuple[Role, ...]] = {
 
 @dataclass
 class _Maps:
-    """What takes the input of a block's attentions (or feed-forward parts), and what gives their outputs."""
+    """What takes the input of a block's attentions (or feed-forward parts), and what gives their
+    outputs.
+    """
 
     inputs: list[str] = field(default_factory=list[str])
     outputs: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
@@ -38,7 +42,9 @@ class _Maps:
 
     @property
     def ends(self) -> list[tuple[str, str, float]]:
-        """One after the other, as self-attention and cross-attention; else from the first input to the last output."""
+        """One after the other, as self-attention and cross-attention; else from the first input to
+        the last output.
+        """
         if len(self.inputs) == len(self.outputs):
             return [(first, *last) for first, last in zip(self.inputs, self.outputs, strict=True)]
         return [(self.inputs[0], *self.outputs[-1])] if self.inputs and self.outputs else []
@@ -46,14 +52,18 @@ class _Maps:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the maps of each block begin and end: the paths of modules whose input and output are looked at."""
+    """Where the maps of each block begin and end: the paths of modules whose input and output are
+    looked at.
+    """
 
     ends: Mapping[str, Sequence[tuple[str, str, float]]]
-    """For attention and MLP, block by block: what takes the input, what gives the output, a constant on that."""
+    """For attention and MLP, block by block: what takes the input, what gives the output, a
+    constant on that.
+    """
     blocks: Sequence[str]
     norms: Sequence[str] = ()
-    """Where a block is a list of layers and never called as one: the norms that take the stream, block by block and
-    before the readout."""
+    """Where a block is a list of layers and never called as one: the norms that take the stream,
+    block by block and before the readout."""
 
     @staticmethod
     def of(facts: ModelFacts, modules: Mapping[str, nn.Module]) -> "Places":
@@ -66,10 +76,17 @@ class Places:
             found = blocks.setdefault(block, {kind: _Maps() for kind in _FIRST})
             for kind, maps in found.items():
                 maps.note(fact, kind)
-        ends = {kind: [end for found in blocks.values() for end in found[kind].ends] for kind in _FIRST}
-        # A numbered module that ends no branch, such as a table of values for each layer, is no block.
-        real = [block for block, found in blocks.items() if any(maps.outputs for maps in found.values())]
-        listed = [block for block in real if isinstance(modules.get(block), nn.ModuleList | nn.ModuleDict)]
+        ends = {
+            kind: [end for found in blocks.values() for end in found[kind].ends] for kind in _FIRST
+        }
+        # A numbered module that ends no branch, such as a table of values for each layer, is no
+        # block.
+        real = [
+            block for block, found in blocks.items() if any(maps.outputs for maps in found.values())
+        ]
+        listed = [
+            block for block in real if isinstance(modules.get(block), nn.ModuleList | nn.ModuleDict)
+        ]
         norms = _norms_on_stream(facts, listed) if listed and len(listed) == len(real) else []
         return Places(ends, [] if listed else [block for block in real if block in modules], norms)
 
@@ -79,15 +96,22 @@ class Places:
         return [*of_maps, *self.blocks, *self.norms]
 
     def measured(self, trace: Trace) -> dict[str, list[float]]:
-        """‖φ(x)‖/‖x‖ of each map, block by block, and the residual stream before, between and after the blocks."""
+        """‖φ(x)‖/‖x‖ of each map, block by block, and the residual stream before, between and after
+        the blocks.
+        """
         found: dict[str, list[float]] = {}
         for kind, ends in self.ends.items():
             seen = [end for end in ends if end[0] in trace.inputs and end[1] in trace.outputs]
-            ratios = [rms(trace.outputs[out]) * factor / rms(trace.inputs[first]) for first, out, factor in seen]
+            ratios = [
+                rms(trace.outputs[out]) * factor / rms(trace.inputs[first])
+                for first, out, factor in seen
+            ]
             found |= {kind: ratios} if ratios else {}
         seen = [block for block in self.blocks if block in trace.inputs and block in trace.outputs]
         if seen and len(seen) == len(self.blocks):
-            found["block"] = [rms(trace.outputs[block]) / rms(trace.inputs[block]) for block in seen]
+            found["block"] = [
+                rms(trace.outputs[block]) / rms(trace.inputs[block]) for block in seen
+            ]
             found["stream"] = _streams(trace, seen)
         elif self.norms and all(norm in trace.inputs for norm in self.norms):
             stream = [rms(trace.inputs[norm]) for norm in self.norms]
@@ -98,8 +122,14 @@ class Places:
 
 def _norms_on_stream(facts: ModelFacts, blocks: Sequence[str]) -> list[str]:
     """The first norm in each block and the final one; nothing where one of them is missing."""
-    gains = [fact.name for fact in facts.parameters.values() if fact.role == "gain" and fact.fan_out == facts.width]
-    first = [next((name for name in gains if name.startswith(f"{block}.")), None) for block in blocks]
+    gains = [
+        fact.name
+        for fact in facts.parameters.values()
+        if fact.role == "gain" and fact.fan_out == facts.width
+    ]
+    first = [
+        next((name for name in gains if name.startswith(f"{block}.")), None) for block in blocks
+    ]
     if facts.final_norm is None or None in first:
         return []
     return [*(name.rpartition(".")[0] for name in first if name is not None), facts.final_norm]
@@ -108,13 +138,18 @@ def _norms_on_stream(facts: ModelFacts, blocks: Sequence[str]) -> list[str]:
 def _streams(trace: Trace, blocks: Sequence[str]) -> list[float]:
     """The stream before, between and after the blocks.
 
-    A second stack, such as a decoder's, begins with a stream of its own: its course is put behind that of the first,
-    so that the last number over the first is the growth of both. Blocks that run again and again count to the end.
+    A second stack, such as a decoder's, begins with a stream of its own: its course is put behind
+    that of the first, so that the last number over the first is the growth of both. Blocks that run
+    again and again count to the end.
     """
     course: list[float] = []
     for _, stack in itertools.groupby(blocks, lambda block: block.rpartition(".")[0]):
         own = list(stack)
-        sizes = [rms(trace.inputs[own[0]]), *(rms(trace.outputs[one]) for one in own[:-1]), rms(trace.last[own[-1]])]
+        sizes = [
+            rms(trace.inputs[own[0]]),
+            *(rms(trace.outputs[one]) for one in own[:-1]),
+            rms(trace.last[own[-1]]),
+        ]
         scale = course[-1] / sizes[0] if course else 1.0
         course = [*course[:-1], *(size * scale for size in sizes)]
     return course

@@ -28,16 +28,20 @@ from mupscale.training.preparation import optimizers
 Build = Callable[..., nn.Module]
 Planner = Callable[[nn.Module, nn.Module], Plan]
 Loss = Callable[[nn.Module, Any], Tensor]
-"""Of a model and a batch: a `Batch` of tokens, or what the caller's own function of the seed makes."""
+"""Of a model and a batch: a `Batch` of tokens, or what the caller's own function of the seed
+makes.
+"""
 Making = Callable[[int], Any]
 """A batch for each seed, of whatever kind the loss takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the steps are taken with: base values, and one batch a seed, which is used at every step.
+    """What the steps are taken with: base values, and one batch a seed, which is used at every
+    step.
 
-    Epsilon is so small that it plays no part, as in the paper; give your own to have that checked too.
+    Epsilon is so small that it plays no part, as in the paper; give your own to have that checked
+    too.
     """
 
     optimizer: str = "adamw"
@@ -60,13 +64,19 @@ class Setup:
         for name in ("lr", "std"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
-                raise OptionError(f"{name}={value} must be a finite number above 0, or nothing moves.")
+                raise OptionError(
+                    f"{name}={value} must be a finite number above 0, or nothing moves."
+                )
         for name in ("batch", "sequence"):
             if getattr(self, name) < 1:
                 raise DimensionError(f"{name}={getattr(self, name)} must be at least 1.")
 
     def optimizing(self, name: str) -> Optimizing:
-        eps = None if name in ("sgd", "momentum", "lion") or name.startswith("adafactor") else self.eps
+        eps = (
+            None
+            if name in ("sgd", "momentum", "lion") or name.startswith("adafactor")
+            else self.eps
+        )
         return Optimizing(
             name=name, lr=self.lr, weight_decay=self.weight_decay, eps=eps, betas=self.betas, momentum=self.momentum,
             std=self.std,
@@ -96,7 +106,8 @@ class Probe:
         built = self.build(**{self.name: value})
         if not isinstance(built, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError(
-                f"build({self.name}={value}) returned a value of type {type(built).__name__}. Return an nn.Module."
+                f"build({self.name}={value}) returned a value of type {type(built).__name__}. "
+                "Return an nn.Module."
             )
         return built
 
@@ -107,16 +118,26 @@ class Probe:
 def run_probe(probe: Probe) -> dict[str, Any]:
     """Take the steps and measure. Plain values only: this is a line of a ledger."""
     model, base = probe.model(probe.value), probe.model(probe.base)
-    planned = probe.planner or (lambda model, base: probe.plan(model, base, probe.rule, probe.reading))
+    planned = probe.planner or (
+        lambda model, base: probe.plan(model, base, probe.rule, probe.reading)
+    )
     made = planned(model, base)
     # A planner may say roles itself: what is measured must be what it planned.
     reading = made.reading or probe.reading
     ideal = rule_named("gqa-mup").but(depth=made.rule.depth)
-    right = made if probe.planner is None and probe.rule == ideal else probe.plan(model, base, ideal, reading)
+    right = (
+        made
+        if probe.planner is None and probe.rule == ideal
+        else probe.plan(model, base, ideal, reading)
+    )
     facts = read(model, reading=reading)
-    model = _materialized(model, probe)  # after it was read: memory that was only set aside holds no model's numbers
+    model = _materialized(
+        model, probe
+    )  # after it was read: memory that was only set aside holds no model's numbers
     made.initialize_(model, std=probe.setup.std, seed=probe.seed)
-    model.to(_device(probe.setup.device)).eval()  # without dropout: two passes over a batch differ by the step alone
+    model.to(
+        _device(probe.setup.device)
+    ).eval()  # without dropout: two passes over a batch differ by the step alone
     parts = parts_of(facts, made, right, Base(lr=probe.setup.lr, std=probe.setup.std))
     measuring = _Measuring(probe, model, facts, parts, _batch(probe, facts))
     measuring.run(optimizers(made, model, probe.setup.optimizing(made.optimizer)))
@@ -126,18 +147,23 @@ def run_probe(probe: Probe) -> dict[str, Any]:
 def _materialized(model: nn.Module, probe: Probe) -> nn.Module:
     if any(buffer.is_meta for buffer in model.buffers()):
         raise OptionError(
-            f"build({probe.name}={probe.value}) returned a model on the meta device, with buffers that only the model "
+            f"build({probe.name}={probe.value}) returned a model on the meta device, with buffers "
+            "that only the model "
             "can compute. Build it on a real device: a check trains it."
         )
     return model.to_empty(device="cpu") if any(p.is_meta for p in model.parameters()) else model
 
 
 def _device(name: str) -> torch.device:
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    return torch.device(
+        ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    )
 
 
 def _batch(probe: Probe, facts: ModelFacts) -> Any:
-    """What the loss takes, on the device: of the caller's own making, or tokens that the model knows."""
+    """What the loss takes, on the device: of the caller's own making, or tokens that the model
+    knows.
+    """
     made = probe.data(probe.seed) if callable(probe.data) else _tokens(probe, probe.data, facts)
     device = _device(probe.setup.device)
     return tree_map_only(Tensor, lambda tensor: tensor.to(device), made)
@@ -147,24 +173,34 @@ def _tokens(probe: Probe, data: str | Tokens, facts: ModelFacts) -> Batch:
     setup = probe.setup
     source = open_corpus(data, tokenizer=setup.tokenizer) if isinstance(data, str) else data
     batch = Batches(source, batch=setup.batch, sequence=setup.sequence, seed=probe.seed).at(0)
-    tables = [fact.fan_in for fact in facts.parameters.values() if fact.role == "embedding" and _is_table(fact)]
+    tables = [
+        fact.fan_in
+        for fact in facts.parameters.values()
+        if fact.role == "embedding" and _is_table(fact)
+    ]
     if not tables and probe.loss is None:
         raise OptionError(
-            "the model has no token embedding, and a check trains on tokens unless told otherwise. Give data=, a "
-            "function of the seed that makes a batch, and loss=, a function of the model and that batch."
+            "the model has no token embedding, and a check trains on tokens unless told otherwise. "
+            "Give data=, a "
+            "function of the seed that makes a batch, and loss=, a function of the model and that "
+            "batch."
         )
-    # The largest table holds the tokens. A small one beside it (the segments of BERT) is for something else.
+    # The largest table holds the tokens. A small one beside it (the segments of BERT) is for
+    # something else.
     vocabulary, largest = max(tables, default=None), int(max(tokens.max() for tokens in batch))
     if vocabulary is not None and largest >= vocabulary:
         raise DimensionError(
-            f"the data hold the token {largest}, and the model has a vocabulary of {vocabulary}. Build it with a "
+            f"the data hold the token {largest}, and the model has a vocabulary of {vocabulary}. "
+            "Build it with a "
             "larger one, or choose another tokenizer."
         )
     return batch
 
 
 def _is_table(fact: ParameterFact) -> bool:
-    """Whether an embedding has a row for each input, as one that is looked up: a projection of patches has not."""
+    """Whether an embedding has a row for each input, as one that is looked up: a projection of
+    patches has not.
+    """
     return not fact.kernel and fact.out_axis == len(fact.shape) - 1
 
 
@@ -178,7 +214,9 @@ def cross_entropy_of(model: nn.Module, batch: Batch) -> Tensor:
 class _Measuring:
     """The steps of a probe, and what was seen at each."""
 
-    def __init__(self, probe: Probe, model: nn.Module, facts: ModelFacts, parts: Sequence[Part], batch: Any) -> None:
+    def __init__(
+        self, probe: Probe, model: nn.Module, facts: ModelFacts, parts: Sequence[Part], batch: Any
+    ) -> None:
         self.probe, self.model, self.facts, self.batch = probe, model, facts, batch
         self.tensors: dict[str, Tensor] = dict(bare(model).named_parameters())
         self.parts = [part for part in parts if self.tensors[part.name].requires_grad]
@@ -216,7 +254,10 @@ class _Measuring:
         return {part.name: self.tensors[part.name].detach().clone() for part in self.parts}
 
     def _forward(self, step: int, *, backward: bool) -> Trace:
-        with tracing(self.modules, self.paths, self.tokens) as trace, torch.set_grad_enabled(backward):
+        with (
+            tracing(self.modules, self.paths, self.tokens) as trace,
+            torch.set_grad_enabled(backward),
+        ):
             loss = (self.probe.loss or cross_entropy_of)(self.model, self.batch)
         self._note_loss(loss, step)
         for name, values in self.places.measured(trace).items():
@@ -225,13 +266,19 @@ class _Measuring:
             loss.backward()
         return trace
 
-    def _note_weights(self, step: int, before: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> None:
-        """The norm of the step; after the last, also that of all of them together, which costs as much again."""
+    def _note_weights(
+        self, step: int, before: Mapping[str, Tensor], start: Mapping[str, Tensor]
+    ) -> None:
+        """The norm of the step; after the last, also that of all of them together, which costs as
+        much again.
+        """
         steps = self._sizes(self.of_steps, self._change_since(before))
         self._note("step", steps)
         if step == self.probe.steps:
             warm = WarmNorms(SHOWN, starts=dict(self.of_steps.starts))
-            self._note("moved", steps if step == 1 else self._sizes(warm, self._change_since(start)))
+            self._note(
+                "moved", steps if step == 1 else self._sizes(warm, self._change_since(start))
+            )
 
     def _change_since(self, then: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
         """The change of a parameter, in memory that the next one of its shape takes over."""
@@ -247,7 +294,8 @@ class _Measuring:
         number = float(value.detach())
         if not math.isfinite(number):
             raise NonFiniteError(
-                f"the loss is {number} at step {step} of build({self.probe.name}={self.probe.value}), seed "
+                f"the loss is {number} at step {step} of "
+                f"build({self.probe.name}={self.probe.value}), seed "
                 f"{self.probe.seed}: it diverged. Take a smaller lr than {self.probe.setup.lr:g}."
             )
         self.losses.append(_short(number))
@@ -270,7 +318,9 @@ class _Measuring:
 
     def _note(self, name: str, sizes: Sequence[Sizes]) -> None:
         self.series.setdefault(name, []).append([_short(size.spectral) for size in sizes])
-        self.series.setdefault(f"{name}_frobenius", []).append([_short(size.frobenius) for size in sizes])
+        self.series.setdefault(f"{name}_frobenius", []).append(
+            [_short(size.frobenius) for size in sizes]
+        )
 
     def _note_activations(self, earlier: Trace, now: Trace, before: Mapping[str, Tensor]) -> None:
         columns: dict[str, list[float | None]] = {name: [] for name in ("h", "dh", "dw_x", "w_dx")}
@@ -281,7 +331,9 @@ class _Measuring:
         for name, column in columns.items():
             self.series.setdefault(name, []).append(column)
 
-    def _activations(self, part: Part, earlier: Trace, now: Trace, before: Tensor) -> dict[str, float]:
+    def _activations(
+        self, part: Part, earlier: Trace, now: Trace, before: Tensor
+    ) -> dict[str, float]:
         """Δh = ΔW·x + W·Δx, with x before the step and W after it, so that the two add up to Δh."""
         path, after = part.module, self.tensors[part.name].detach()
         if part.kind == "vector" or path not in self.single or after.ndim > 2:
@@ -301,7 +353,9 @@ class _Measuring:
     def result(self, made: Plan) -> dict[str, Any]:
         fields = ("name", "role", "kind", "layer", "n_out", "n_in", "repetitions")
         sizes = ("wanted", "predicted_start", "predicted_step")
-        parts: dict[str, list[Any]] = {name: [getattr(part, name) for part in self.parts] for name in fields}
+        parts: dict[str, list[Any]] = {
+            name: [getattr(part, name) for part in self.parts] for name in fields
+        }
         parts |= {name: [_short(getattr(part, name)) for part in self.parts] for name in sizes}
         parts |= {
             "start": [_short(size.spectral) for size in self.initial],
@@ -320,19 +374,26 @@ class _Measuring:
 
 
 _EXPERTS = ("expert_in", "expert_out")
-"""Which tokens reach them changes from step to step, so that activations of two steps are not of the same tokens."""
+"""Which tokens reach them changes from step to step, so that activations of two steps are not of
+the same tokens.
+"""
 
 
 def _single(parts: Sequence[Part], modules: Mapping[str, nn.Module]) -> list[str]:
     """Modules that are one matrix: what comes out of them is that matrix's output.
 
-    One that holds several, or other modules beside it, returns something else, which says nothing of either.
+    One that holds several, or other modules beside it, returns something else, which says nothing
+    of either.
     """
     owners: dict[str, set[str]] = {}
     for part in parts:
         if part.kind != "vector" and part.role not in _EXPERTS:
             owners.setdefault(part.module, set()).add(part.name)
-    return [path for path, names in owners.items() if len(names) == 1 and not list(modules[path].children())]
+    return [
+        path
+        for path, names in owners.items()
+        if len(names) == 1 and not list(modules[path].children())
+    ]
 
 
 def _rows_in_use(parts: Sequence[Part], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -344,7 +405,11 @@ def _rows_in_use(parts: Sequence[Part], tensors: Mapping[str, Tensor]) -> dict[s
     for part in (part for part in parts if part.kind == "table"):
         tensor = tensors[part.name]
         gradient = part.of(tensor if tensor.grad is None else tensor.grad).detach()
-        used = gradient.abs().amax(dim=1).nonzero().flatten() if tensor.grad is not None else gradient.new_empty(0)
+        used = (
+            gradient.abs().amax(dim=1).nonzero().flatten()
+            if tensor.grad is not None
+            else gradient.new_empty(0)
+        )
         found[part.name] = used if len(used) else torch.arange(len(gradient), device=tensor.device)
     return found
 

@@ -17,7 +17,9 @@ EXIT_STATUS: Mapping[Verdict, int] = {"pass": 0, "fail": 1, "inconclusive": 3}
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Slopes of every statistic over the varied quantity, with intervals; `passed` if all that are judged are flat."""
+    """Slopes of every statistic over the varied quantity, with intervals; `passed` if all that are
+    judged are flat.
+    """
 
     quantity: Quantity
     x: tuple[int, ...]
@@ -27,7 +29,9 @@ class CheckResult:
     coherences: tuple[Coherence, ...]
     warnings: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = ()
-    """Roles or maps that should be judged and could not be measured: with any of these, the check does not pass."""
+    """Roles or maps that should be judged and could not be measured: with any of these, the check
+    does not pass.
+    """
     runs: tuple[Run, ...] = field(default=(), repr=False)
 
     @property
@@ -67,7 +71,9 @@ class CheckResult:
             "about": dict(self.about),
             "criteria": dataclasses.asdict(self.criteria),
             "findings": [_plain(one) for one in self.findings],
-            "coherence": [dataclasses.asdict(one) | {"regime": one.regime} for one in self.coherences],
+            "coherence": [
+                dataclasses.asdict(one) | {"regime": one.regime} for one in self.coherences
+            ],
             "warnings": list(self.warnings),
             "unjudged": list(self.unjudged),
         }
@@ -85,8 +91,10 @@ class CheckResult:
         (name,) = about["vary"]
         values = ", ".join(map(str, self.x))
         return (
-            f"coordinate check over {self.quantity} = {values} ({name}) · {about['rule']['name']} · "
-            f"{about['setup']['optimizer']} · {len(about['seeds'])} seeds × {about['steps']} steps · "
+            f"coordinate check over {self.quantity} = {values} ({name}) · {about['rule']['name']} "
+            "· "
+            f"{about['setup']['optimizer']} · {len(about['seeds'])} seeds × {about['steps']} steps "
+            "· "
             f"lr {about['setup']['lr']:.3g}"
         )
 
@@ -95,13 +103,15 @@ class CheckResult:
         if not ends:
             return
         yield (
-            f"coherence κ = ‖ΔW‖/‖ΔW‖_F at {self.quantity} = {self.x[0]} → {self.x[-1]}; in brackets what noise would "
+            f"coherence κ = ‖ΔW‖/‖ΔW‖_F at {self.quantity} = {self.x[0]} → {self.x[-1]}; in "
+            "brackets what noise would "
             "give, a coherent update has 1"
         )
         for role in dict.fromkeys(one.role for one in ends):
             low, high = (one for one in ends if one.role == role)
             yield (
-                f"  {role:<17} {low.kappa:.2f} ({low.noise:.2f}) → {high.kappa:.2f} ({high.noise:.2f})  "
+                f"  {role:<17} {low.kappa:.2f} ({low.noise:.2f}) → {high.kappa:.2f} "
+                f"({high.noise:.2f})  "
                 f"{low.regime if low.regime == high.regime else f'{low.regime} → {high.regime}'}"
             )
         yield ""
@@ -111,11 +121,15 @@ class CheckResult:
             yield f"warning: {warning}"
         for role in self.unjudged:
             yield f"warning: {role} gave no numbers in some run: nothing is said about it, and the check cannot pass."
-        counts = {verdict: [one for one in self.judged if one.verdict == verdict] for verdict in EXIT_STATUS}
+        counts = {
+            verdict: [one for one in self.judged if one.verdict == verdict]
+            for verdict in EXIT_STATUS
+        }
         words = ", ".join(f"{len(found)} {verdict}" for verdict, found in counts.items() if found)
         yield (
             f"{self.verdict}: {words} of {len(self.judged)} judged "
-            f"(tolerance ±{self.criteria.tolerance:g}; all intervals together hold with {self.criteria.confidence:.0%})"
+            f"(tolerance ±{self.criteria.tolerance:g}; all intervals together hold with "
+            f"{self.criteria.confidence:.0%})"
         )
         for one in counts["fail"]:
             yield f"  {one.label} of {one.role} {_direction(one)} with {self.quantity}{_as_predicted(one)}."
@@ -149,7 +163,8 @@ def _advice(found: Sequence[Finding]) -> str:
     more = max(n for n in needed if n is not None)
     enough = found[0].flatness.slope.seeds + more
     return (
-        f"inconclusive: {names}. About {more} more seeds would settle it: with seeds={enough} in the same folder, the "
+        f"inconclusive: {names}. About {more} more seeds would settle it: with seeds={enough} in "
+        "the same folder, the "
         "runs so far count."
     )
 

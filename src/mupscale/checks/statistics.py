@@ -1,6 +1,8 @@
-"""The statistics of a check: how each comes from a run's norms, what theory predicts of it, and whether it is judged.
+"""The statistics of a check: how each comes from a run's norms, what theory predicts of it, and
+whether it is judged.
 
-A run is the dictionary that `run_probe` returns. A statistic has a value for each part (or map) and step.
+A run is the dictionary that `run_probe` returns. A statistic has a value for each part (or map) and
+step.
 """
 
 import math
@@ -13,7 +15,9 @@ import numpy as np
 Run = Mapping[str, Any]
 Quantity = Literal["r", "width", "depth"]
 THIN = ("readout", "router")
-"""Few outputs whose number does not grow: their own initial norm, σ(√n_in + √n_out), does not go like the target."""
+"""Few outputs whose number does not grow: their own initial norm, σ(√n_in + √n_out), does not go
+like the target.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,17 @@ class PartView:
 
     @property
     def is_thin(self) -> bool:
-        """Whether one of its sides does not grow: then its own initial norm does not go like the spectral target."""
+        """Whether one of its sides does not grow: then its own initial norm does not go like the
+        spectral target.
+        """
         return self.role in THIN or self.name in self.run.get("thin", ())
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A number for each part and step. `predicted` is its course over the values by theory, up to a constant."""
+    """A number for each part and step. `predicted` is its course over the values by theory, up to a
+    constant.
+    """
 
     name: str
     label: str
@@ -49,7 +57,9 @@ class Statistic:
     first_layer: bool = False
 
     def label_for(self, run: Run, role: str) -> str:
-        """A thin matrix's update is measured against its spectral target instead of its initial norm."""
+        """A thin matrix's update is measured against its spectral target instead of its initial
+        norm.
+        """
         thin = "/‖W0‖" in self.label and all(part.is_thin for part in parts(run, self, role))
         return self.label.replace("‖W0‖", "√(n_out/n_in)") if thin else self.label
 
@@ -59,7 +69,9 @@ class Statistic:
         return not self.first_layer or layer == 0
 
 
-def _over(name: str, scale: Callable[[PartView], float]) -> Callable[[PartView], list[float | None]]:
+def _over(
+    name: str, scale: Callable[[PartView], float]
+) -> Callable[[PartView], list[float | None]]:
     """A series of the run, divided."""
 
     def measured(part: PartView) -> list[float | None]:
@@ -74,7 +86,8 @@ def _one(_: PartView) -> float:
 
 
 def update_scale(part: PartView) -> float:
-    """What an update must keep up with: the initial norm; for a thin matrix the spectral target √(n_out/n_in).
+    """What an update must keep up with: the initial norm; for a thin matrix the spectral target
+    √(n_out/n_in).
 
     What starts at zero has no initial norm: there it is the one that theory asks for.
     """
@@ -143,7 +156,10 @@ _ALL = (
         "expected-weight",
         "‖W0‖_E",
         lambda p: [p.start_frobenius / _expected_scale(p) or None],
-        lambda p: p.predicted_start * math.sqrt(p.n_out) / (math.sqrt(p.n_out) + math.sqrt(p.n_in)) or None,
+        lambda p: (
+            p.predicted_start * math.sqrt(p.n_out) / (math.sqrt(p.n_out) + math.sqrt(p.n_in))
+            or None
+        ),
         kinds=("matrix",),
     ),
     Statistic(
@@ -192,15 +208,19 @@ MAPS: Mapping[str, str] = {
     "block": "‖φ(x)‖/‖x‖",
     "stream": "‖x_L‖/‖x_0‖",
 }
-"""The maps of a block and the whole stack of them. Of L branches each may add a share of 1/L to the stream."""
+"""The maps of a block and the whole stack of them. Of L branches each may add a share of 1/L to the
+stream.
+"""
 ONLY_GROWTH = ("block", "stream")
 """Both tend to 1 from above as branches shrink: a fall is no fault."""
 
 
 def with_thin(runs: Sequence[Run], quantity: Quantity) -> list[Run]:
-    """The runs, each with the names of matrices of which one side grows with the width and the other does not.
+    """The runs, each with the names of matrices of which one side grows with the width and the
+    other does not.
 
-    Such are the two factors of an adapter. Keys and values are not meant: what they must follow is their initial norm.
+    Such are the two factors of an adapter. Keys and values are not meant: what they must follow is
+    their initial norm.
     """
     if quantity != "width":
         return list(runs)
@@ -234,17 +254,24 @@ def parts(run: Run, statistic: Statistic, role: str | None = None) -> list[PartV
 
 def roles(run: Run, statistic: Statistic) -> list[str]:
     """The roles that a statistic has numbers for, in the order of the model."""
-    return list(dict.fromkeys(p.role for p in parts(run, statistic) if any(v for v in statistic.measured(p))))
+    return list(
+        dict.fromkeys(
+            p.role for p in parts(run, statistic) if any(v for v in statistic.measured(p))
+        )
+    )
 
 
 def by_step(run: Run, statistic: Statistic, role: str) -> list[float]:
-    """The geometric mean over layers at each step, from the first at which all that move are moving.
+    """The geometric mean over layers at each step, from the first at which all that move are
+    moving.
 
     Behind a projection that starts at zero there is no gradient at first: those steps say nothing.
     """
     columns = [list(statistic.measured(part)) for part in parts(run, statistic, role)]
     began = [(_still(column), column) for column in columns]
-    moving = [(still, column) for still, column in began if all(column[still:]) and still < len(column)]
+    moving = [
+        (still, column) for still, column in began if all(column[still:]) and still < len(column)
+    ]
     first = max((still for still, _ in moving), default=0)
     logs = [np.log(np.array(column[first:], dtype=float)) for _, column in moving]
     return np.exp(np.mean(logs, axis=0)).tolist() if logs else []
@@ -263,9 +290,13 @@ def predicted(run: Run, statistic: Statistic, role: str) -> float | None:
 
 
 def map_by_step(run: Run, name: str) -> list[float]:
-    """The geometric mean over blocks at each step, the first of which is the start; of the stream, its growth."""
+    """The geometric mean over blocks at each step, the first of which is the start; of the stream,
+    its growth.
+    """
     rows = run["maps"].get(name, [])
-    rows = rows[next((k for k, row in enumerate(rows) if all(row)), len(rows)) :]  # branches may start at zero
+    rows = rows[
+        next((k for k, row in enumerate(rows) if all(row)), len(rows)) :
+    ]  # branches may start at zero
     if not all(value for row in rows for value in row):  # a branch that gives nothing
         return []
     if name == "stream":
@@ -279,7 +310,8 @@ def predicted_map(run: Run, name: str) -> float | None:
 
 
 def random_coherence(n_out: int, n_in: int) -> float:
-    """‖N‖/‖N‖_F of a matrix of independent noise (Bai & Yin); of a coherent one, which has rank one, it is 1.
+    """‖N‖/‖N‖_F of a matrix of independent noise (Bai & Yin); of a coherent one, which has rank
+    one, it is 1.
 
     It grows with r, since a matrix of fewer rows leaves noise less room to spread.
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 TOKENS = 64
-"""Tokens looked at, evenly spread over the batch: enough for a root mean square, a small share of the cost."""
+"""Tokens looked at, evenly spread over the batch: enough for a root mean square, a small share of
+the cost.
+"""
 
 
 @dataclass
@@ -28,7 +30,9 @@ class Trace:
 
 
 @contextmanager
-def tracing(modules: Mapping[str, nn.Module], paths: Iterable[str], tokens: int | None) -> Generator[Trace]:
+def tracing(
+    modules: Mapping[str, nn.Module], paths: Iterable[str], tokens: int | None
+) -> Generator[Trace]:
     """Record the modules at `paths` while they are called for a batch; the model is unchanged.
 
     Where it is known how many tokens the batch has, what is called with another number is left out.
@@ -37,16 +41,24 @@ def tracing(modules: Mapping[str, nn.Module], paths: Iterable[str], tokens: int 
     with ExitStack() as hooks:
         for path in paths:
             module = modules[path]
-            before, after = _input_recorder(trace, path, tokens), _output_recorder(trace, path, tokens)
-            # What a plan's hook puts on the input belongs to the multiplier of the weight: x is what comes before it.
-            hooks.callback(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
+            before, after = (
+                _input_recorder(trace, path, tokens),
+                _output_recorder(trace, path, tokens),
+            )
+            # What a plan's hook puts on the input belongs to the multiplier of the weight: x is
+            # what comes before it.
+            hooks.callback(
+                module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove
+            )
             hooks.callback(module.register_forward_hook(after).remove)
         yield trace
 
 
 def _input_recorder(trace: Trace, path: str, tokens: int | None) -> Any:
     def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        given = next((value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None)
+        given = next(
+            (value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None
+        )
         _keep(trace.inputs, path, _sample(given, tokens))
 
     return hook
@@ -69,7 +81,9 @@ def _keep(kept: dict[str, Tensor], path: str, sampled: Tensor | None) -> None:
 
 
 def _sample(tensor: Any, tokens: int | None) -> Tensor | None:
-    """Some tokens of a batch of vectors; None for anything else, such as the tokens that reach one expert."""
+    """Some tokens of a batch of vectors; None for anything else, such as the tokens that reach one
+    expert.
+    """
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim < 2:
         return None
     rows = tensor.detach().reshape(-1, tensor.shape[-1])

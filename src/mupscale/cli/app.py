@@ -1,7 +1,8 @@
-"""The commands, and what happens to errors: a user's mistake is one message and a status, never a traceback.
+"""The commands, and what happens to errors: a user's mistake is one message and a status, never a
+traceback.
 
-Exit status: 0 fine, 1 a check failed, 2 wrong use, 3 inconclusive, 4 the disk would not take a result.
-Nothing heavy is imported here, so that `mupscale --help` answers at once.
+Exit status: 0 fine, 1 a check failed, 2 wrong use, 3 inconclusive, 4 the disk would not take a
+result. Nothing heavy is imported here, so that `mupscale --help` answers at once.
 """
 
 import os
@@ -12,7 +13,18 @@ from collections.abc import Sequence
 import cyclopts
 
 import mupscale
-from mupscale.cli import calibrate, check, demo, paper, plan, report, sweep, theory, training, transfer
+from mupscale.cli import (
+    calibrate,
+    check,
+    demo,
+    paper,
+    plan,
+    report,
+    sweep,
+    theory,
+    training,
+    transfer,
+)
 from mupscale.errors import MupscaleError
 
 app = cyclopts.App(
@@ -42,7 +54,11 @@ app.command(demo.demo)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     try:
-        status = app(_dotted(sys.argv[1:] if arguments is None else arguments), exit_on_error=False, print_error=False)
+        status = app(
+            _dotted(sys.argv[1:] if arguments is None else arguments),
+            exit_on_error=False,
+            print_error=False,
+        )
         sys.stdout.flush()
     except MupscaleError as error:
         return _complain(str(error), error.exit_status)

@@ -59,11 +59,12 @@ def calibrate(
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
 ) -> int:
-    """Measure which factor the rate of shared key/value heads needs on your own proxy, and write it as a rule.
+    """Measure which factor the rate of shared key/value heads needs on your own proxy, and write it
+    as a rule.
 
-    At the base's r and at some more, each exponent gamma gets a search over the learning rate. Then rule.json says
-    which gamma keeps the optimum still over r, or gives the lowest loss, with its interval; every --rule takes it.
-    Interrupt it at any time, and run the same command again.
+    At the base's r and at some more, each exponent gamma gets a search over the learning rate. Then
+    rule.json says which gamma keeps the optimum still over r, or gives the lowest loss, with its
+    interval; every --rule takes it. Interrupt it at any time, and run the same command again.
 
     Exit status: 0, or 3 if the runs do not bound gamma: then no rule is written.
 
@@ -76,12 +77,14 @@ def calibrate(
     Parameters
     ----------
     study
-        A TOML file as for mupscale sweep, or the folder of a study or of a calibration that was begun. Without it, the
-        small reference model.
+        A TOML file as for mupscale sweep, or the folder of a study or of a calibration that was
+        begun. Without it, the small reference model.
     question
-        still: gamma keeps the optimal learning rate where it is at the base's r. loss: gamma gives the lowest loss.
+        still: gamma keeps the optimal learning rate where it is at the base's r. loss: gamma gives
+        the lowest loss.
     settings
-        Any setting of a run over the file, dotted: --length.steps 300 is short for --set length.steps=300.
+        Any setting of a run over the file, dotted: --length.steps 300 is short for --set
+        length.steps=300.
     output
         Folder of the two studies and of rule.json; runs/calibrate/NAME unless given.
     dry_run
@@ -121,14 +124,19 @@ def _made(
     begun = study is not None and study.is_dir()
     if study is not None and begun and is_calibration(study):
         if tried.given or settings or reading.given or output is not None:
-            raise OptionError(f"{study} is a calibration that was begun: it has its settings. Leave other options out.")
+            raise OptionError(
+                f"{study} is a calibration that was begun: it has its settings. Leave other "
+                "options out."
+            )
         return Calibration.open(study), study
     what = What(rule=(tried.rule,) if tried.rule else (), seeds=tried.seeds, lr=tried.lr)
     values = study_settings(study, begun, what, where, settings, reading)
     made = calibration(
         values,
         gammas=_numbers("--gammas", tried.gammas) or GAMMAS,
-        repetitions=[_whole("--repetitions", one) for one in _numbers("--repetitions", tried.repetitions)],
+        repetitions=[
+            _whole("--repetitions", one) for one in _numbers("--repetitions", tried.repetitions)
+        ],
     )
     return made, output or Path("runs/calibrate") / str(values["name"])
 
@@ -137,7 +145,9 @@ def _numbers(flag: str, text: str | None) -> list[float]:
     try:
         return [float(part) for part in text.split(",")] if text is not None else []
     except ValueError:
-        raise OptionError(f"{flag} {text!r} is not a list of numbers. Write it like 1,4,12.") from None
+        raise OptionError(
+            f"{flag} {text!r} is not a list of numbers. Write it like 1,4,12."
+        ) from None
 
 
 def _whole(flag: str, value: float) -> int:
@@ -152,9 +162,12 @@ def _cost(made: "Calibration") -> str:
     ((name, (first,)),), ((_, others),) = made.base.vary.items(), made.factors.vary.items()
     rules = ", ".join(cell.rule_name for cell in made.factors.cells()[:: len(others)])
     cells = len(made.base.cells()) + len(made.factors.cells())
-    size = f"{cells} cells" + (f", {runs} runs" if runs is not None else "; each search ends by itself")
-    return f"base: {name} = {first}\n{rules}: {name} = {', '.join(map(str, others))}\nto run: {size}" + (
-        f", {tokens:.3g} tokens" if tokens is not None else ""
+    size = f"{cells} cells" + (
+        f", {runs} runs" if runs is not None else "; each search ends by itself"
+    )
+    return (
+        f"base: {name} = {first}\n{rules}: {name} = {', '.join(map(str, others))}\nto run: {size}"
+        + (f", {tokens:.3g} tokens" if tokens is not None else "")
     )
 
 
@@ -162,13 +175,19 @@ def _text(found: "Exponents", question: str, evidence: "Evidence | None", path: 
     lines = [f"{'r':>4}  {'factor':>7}  {'log2 lr':>18}  {'loss':>7}"]
     for cell in (found.base, *found.cells):
         optimum = cell.analysis.optimum
-        where = "no run ended" if optimum is None else _interval(optimum.value, optimum.low, optimum.high)
+        where = (
+            "no run ended"
+            if optimum is None
+            else _interval(optimum.value, optimum.low, optimum.high)
+        )
         loss = "" if optimum is None else f"{optimum.loss:.4f}"
         flags = "" if cell.usable else f"  left out: {', '.join(cell.analysis.flags) or 'diverged'}"
         lines.append(f"{cell.r:>4g}  {2**cell.log2_factor:>7.3f}  {where:>18}  {loss:>7}{flags}")
     lines += ["", *(_said(found.answer(one)) for one in ("still", "loss")), ""]
     if evidence is not None:
-        return "\n".join([*lines, f"{path}: {evidence}", f"Use it: mupscale plan MODEL --base ... --rule {path}"])
+        return "\n".join(
+            [*lines, f"{path}: {evidence}", f"Use it: mupscale plan MODEL --base ... --rule {path}"]
+        )
     return "\n".join([*lines, _more(found, found.still if question == "still" else found.loss)])
 
 
@@ -180,7 +199,11 @@ def _said(answer: "Exponent") -> str:
     if answer.gamma is None:
         return f"{_ASKED[answer.question]}: too few factors with an optimum"
     one = answer.gamma
-    ends = f"γ = {_interval(one.value, one.low, one.high)}" if one.bounded else f"γ is not bounded: {_open(one)}"
+    ends = (
+        f"γ = {_interval(one.value, one.low, one.high)}"
+        if one.bounded
+        else f"γ is not bounded: {_open(one)}"
+    )
     parts = "; ".join(f"r = {r:g}: {_open(own)}" for r, own in answer.by_r.items())
     doubt = ""
     if answer.one_serves is not None and answer.one_serves < 0.05:
@@ -200,11 +223,23 @@ def _more(found: "Exponents", answer: "Exponent") -> str:
     left_out = [cell for cell in (found.base, *found.cells) if not cell.usable]
     said = "No rule is written: these runs do not bound γ. "
     if left_out:
-        return said + f"{len(left_out)} cells have no optimum inside of their range: widen --lr, or add seeds."
+        return (
+            said
+            + f"{len(left_out)} cells have no optimum inside of their range: widen --lr, or add "
+            "seeds."
+        )
     if answer.more_seeds is None:
-        return said + "More seeds alone will hardly do: try γ further out with --gammas, a larger r, or longer runs."
+        return (
+            said
+            + "More seeds alone will hardly do: try γ further out with --gammas, a larger r, or "
+            "longer runs."
+        )
     runs = answer.more_seeds * found.runs // max(found.seeds, 1)
-    return said + f"About {answer.more_seeds} more seeds ({runs} runs) should, if γ is where it seems to be."
+    return (
+        said
+        + f"About {answer.more_seeds} more seeds ({runs} runs) should, if γ is where it seems to "
+        "be."
+    )
 
 
 def _json(found: "Exponents", evidence: "Evidence | None", path: Path) -> str:
@@ -215,7 +250,12 @@ def _json(found: "Exponents", evidence: "Evidence | None", path: Path) -> str:
         "seeds": found.seeds,
         "answers": {one: _answer(found.answer(one)) for one in ("still", "loss")},
         "cells": [
-            {"r": cell.r, "log2_factor": cell.log2_factor, "usable": cell.usable, "flags": list(cell.analysis.flags)}
+            {
+                "r": cell.r,
+                "log2_factor": cell.log2_factor,
+                "usable": cell.usable,
+                "flags": list(cell.analysis.flags),
+            }
             | {name: asdict(one) for name, one in cell.analysis.found.items()}
             | {"loss": cell.analysis.loss}
             for cell in (found.base, *found.cells)

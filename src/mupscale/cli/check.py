@@ -70,13 +70,15 @@ def check(
     everything: Annotated[bool, Parameter(name="--all", negative=())] = False,
     as_json: Json = False,
 ) -> int:
-    """Train a model for a few steps at several sizes, and say whether weights and updates keep their size.
+    """Train a model for a few steps at several sizes, and say whether weights and updates keep
+    their size.
 
     Exit status 0: pass, 1: fail, 3: inconclusive, with the number of seeds that would settle it.
 
     Example: mupscale check --rule mup --vary n_kv_heads=12,6,4,3,2,1
 
-    Example: mupscale check hf:llama,hidden_size=256,num_attention_heads=8,num_hidden_layers=2,vocab_size=256 --vary
+    Example: mupscale check
+    hf:llama,hidden_size=256,num_attention_heads=8,num_hidden_layers=2,vocab_size=256 --vary
     n_kv_heads=8,4,2,1
 
     Example: mupscale check my_package.models:build --vary width=128,256,512 --reading roles.toml
@@ -84,12 +86,14 @@ def check(
     Parameters
     ----------
     target
-        As for plan: gpt:NAME, hf:TYPE with settings, a config.json, or module:function, which is called with the
-        varied argument. The reference model of the quick check (width 192, 12 heads of 64) unless given.
+        As for plan: gpt:NAME, hf:TYPE with settings, a config.json, or module:function, which is
+        called with the varied argument. The reference model of the quick check (width 192, 12 heads
+        of 64) unless given.
     vary
         n_kv_heads, r, width or depth, and its values.
     depth
-        Factor on residual branches: none, 1/L, 1/sqrt(L), or a formula in L; the rule's own unless said.
+        Factor on residual branches: none, 1/L, 1/sqrt(L), or a formula in L; the rule's own unless
+        said.
     seeds
         Runs for each value: 1 to this.
     steps
@@ -97,7 +101,8 @@ def check(
     data
         A corpus by name, as for training.
     base
-        The value that counts as tuned: most key/value heads, least width, a depth of 1, unless given.
+        The value that counts as tuned: most key/value heads, least width, a depth of 1, unless
+        given.
     tolerance
         A slope within this of zero is flat.
     confidence
@@ -105,8 +110,9 @@ def check(
     workers
         Processes with one thread each; one a core unless given.
     output
-        Folder for the runs (JSON lines), findings (JSON lines, CSV) and figures (PNG, SVG, PDF); the same command goes
-        on with a check that was interrupted, and one with more seeds adds them. Below runs/check unless given.
+        Folder for the runs (JSON lines), findings (JSON lines, CSV) and figures (PNG, SVG, PDF);
+        the same command goes on with a check that was interrupted, and one with more seeds adds
+        them. Below runs/check unless given.
     everything
         Print all statistics, also those that are not judged.
     """
@@ -158,12 +164,16 @@ def varied(text: str) -> tuple[str, list[int]]:
     except ValueError:
         values = []
     if not name or not values:
-        raise OptionError(f"--vary {text!r} is not a name and whole numbers. Write it like n_kv_heads=4,2,1.")
+        raise OptionError(
+            f"--vary {text!r} is not a name and whole numbers. Write it like n_kv_heads=4,2,1."
+        )
     return name, values
 
 
 def folder_name(rule: str, name: str, settings: list[Any]) -> str:
-    """A folder for each set of settings, so that a check meets its own runs and no others; seeds may be added."""
+    """A folder for each set of settings, so that a check meets its own runs and no others; seeds
+    may be added.
+    """
     plain = re.sub(r"[^A-Za-z0-9]+", "-", f"{rule}-{name}").strip("-")
     return f"{plain[:48]}-{hashlib.sha256(repr(settings).encode()).hexdigest()[:8]}"
 

@@ -1,4 +1,6 @@
-"""`mupscale demo`: the whole way through, from the derived table to a recipe, in a few minutes on two cores."""
+"""`mupscale demo`: the whole way through, from the derived table to a recipe, in a few minutes on
+two cores.
+"""
 
 import json
 import os
@@ -21,8 +23,11 @@ FAMILY, KV_HEADS, SEEDS, STEPS = "gpt:check", (12, 6, 4, 3, 2, 1), 5, 4
 """Of the coordinate check."""
 
 
-def demo(*, output: Path = Path("runs/demo"), workers: Whole | None = None, as_json: Json = False) -> None:
-    """Go the whole way: derive, check, sweep, report, and a recipe for Llama-3 8B. Some minutes on two cores.
+def demo(
+    *, output: Path = Path("runs/demo"), workers: Whole | None = None, as_json: Json = False
+) -> None:
+    """Go the whole way: derive, check, sweep, report, and a recipe for Llama-3 8B. Some minutes on
+    two cores.
 
     Everything is really computed, and kept: run it again, and what is there is not run again.
 
@@ -98,8 +103,14 @@ def _show_checks(checks: "dict[str, CheckResult]") -> None:
     for rule, result in checks.items():
         parts = [result.finding("update", role) for role in ("query", "key", "value")]
         slopes = ", ".join(f"{one.role} {one.flatness.slope.value:+.2f}" for one in parts)
-        print(f"{rule:<8} {result.verdict:<13} slope of ‖ΔW‖/‖W0‖ over r: {slopes} ({len(result.runs)} runs)")
-    print("Vanilla μP lets the updates of shared keys and values shrink; GQA-μP keeps them. All slopes: mupscale check")
+        print(
+            f"{rule:<8} {result.verdict:<13} slope of ‖ΔW‖/‖W0‖ over r: {slopes} "
+            f"({len(result.runs)} runs)"
+        )
+    print(
+        "Vanilla μP lets the updates of shared keys and values shrink; GQA-μP keeps them. All "
+        "slopes: mupscale check"
+    )
 
 
 def _swept(folder: Path, workers: int | None) -> "Study":
@@ -129,7 +140,10 @@ def _reported(study: "Study", output: Path, checks: "dict[str, CheckResult]") ->
         reports.save_findings(result, output / f"check-{rule}")
     summaries = [read_check(output / f"check-{rule}") for rule in checks]
     page = output / "report.html"
-    write_whole(page, study_page(page_data(study, to=TARGET, checks=summaries)).encode("utf-8", errors="replace"))
+    write_whole(
+        page,
+        study_page(page_data(study, to=TARGET, checks=summaries)).encode("utf-8", errors="replace"),
+    )
     return page
 
 
@@ -138,10 +152,14 @@ def _opened(page: Path) -> str:
     import webbrowser
 
     watched = sys.stdout.isatty() and (sys.platform == "darwin" or bool(os.environ.get("DISPLAY")))
-    return " (opened in the browser)" if watched and webbrowser.open(page.absolute().as_uri()) else ""
+    return (
+        " (opened in the browser)" if watched and webbrowser.open(page.absolute().as_uri()) else ""
+    )
 
 
-def _data(checks: "dict[str, CheckResult]", study: "Study", recipe: "Recipe", page: Path) -> dict[str, Any]:
+def _data(
+    checks: "dict[str, CheckResult]", study: "Study", recipe: "Recipe", page: Path
+) -> dict[str, Any]:
     from mupscale.studies.summary import rows
     from mupscale.theory import parameterization
 

@@ -13,7 +13,9 @@ def _whole(_: Any, tokens: Sequence[Token]) -> int:
     try:
         return int(tokens[0].value)
     except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is not a whole number.") from None  # cyclopts names the option
+        raise ValueError(
+            f"{tokens[0].value!r} is not a whole number."
+        ) from None  # cyclopts names the option
 
 
 Whole = Annotated[int, Parameter(converter=_whole)]
@@ -28,7 +30,9 @@ def whole_numbers(flag: str, text: str, example: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise OptionError(f"{flag} {text!r} is not a list of whole numbers. Write it like {example}.") from None
+        raise OptionError(
+            f"{flag} {text!r} is not a list of whole numbers. Write it like {example}."
+        ) from None
 
 
 def dimensions(flag: str, text: str, example: str) -> dict[str, int]:
@@ -43,7 +47,9 @@ def dimensions(flag: str, text: str, example: str) -> dict[str, int]:
         try:
             number = int(value)
         except ValueError:
-            message = f"{flag} {text!r}: {part.strip()!r} is not name=number. Write it like {example}."
+            message = (
+                f"{flag} {text!r}: {part.strip()!r} is not name=number. Write it like {example}."
+            )
             raise OptionError(message) from None
         if name in found:
             raise OptionError(f"{flag} {text!r}: {name} is given twice.")

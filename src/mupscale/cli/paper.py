@@ -20,7 +20,9 @@ from mupscale.paper import EXPERIMENTS, experiment_named
 if TYPE_CHECKING:
     from mupscale.paper.experiment import Claim, Experiment, Findings
 
-app = cyclopts.App(name="paper", help="The paper's figures, tables and claims, each a named experiment.")
+app = cyclopts.App(
+    name="paper", help="The paper's figures, tables and claims, each a named experiment."
+)
 
 Scale = Literal["cpu", "paper"]
 
@@ -42,7 +44,10 @@ def experiments(name: str | None = None, /, *, as_json: Json = False) -> None:
         print(json.dumps(dict(EXPERIMENTS), ensure_ascii=False, indent=2))
         return
     print("\n".join(f"{name:<17} {shows}" for name, shows in EXPERIMENTS.items()))
-    print("\nRun one with: mupscale paper NAME --scale cpu. What came of all of them: mupscale paper claims")
+    print(
+        "\nRun one with: mupscale paper NAME --scale cpu. What came of all of them: mupscale paper "
+        "claims"
+    )
 
 
 @app.command
@@ -96,8 +101,8 @@ def expected_norms(
     dry_run
         Say what would be drawn, and stop.
     output
-        Folder for the draws (JSON lines), the points (CSV) and the figure (PNG, SVG, PDF); runs/paper/NAME-SCALE unless
-        given.
+        Folder for the draws (JSON lines), the points (CSV) and the figure (PNG, SVG, PDF);
+        runs/paper/NAME-SCALE unless given.
     """
     from mupscale.paper.expected_norms import EXPERIMENT, SIZES, Config
 
@@ -154,7 +159,9 @@ for _name, _shows in EXPERIMENTS.items():
         app.command(_command(_name, _shows), name=_name)
 
 
-def _run(name: str, scale: Scale, dry_run: bool, workers: int | None, output: Path | None, as_json: bool) -> int:
+def _run(
+    name: str, scale: Scale, dry_run: bool, workers: int | None, output: Path | None, as_json: bool
+) -> int:
     from mupscale.engines import Local
     from mupscale.paper.experiment import Running
 
@@ -181,14 +188,25 @@ def _cores() -> int:
 def _checked(chosen: "Experiment", scale: Scale, as_json: bool) -> int:
     lines = list(chosen.dry_run(scale))
     if as_json:
-        print(json.dumps({"experiment": chosen.name, "scale": scale, "lines": lines}, ensure_ascii=False, indent=2))
+        print(
+            json.dumps(
+                {"experiment": chosen.name, "scale": scale, "lines": lines},
+                ensure_ascii=False,
+                indent=2,
+            )
+        )
         return 0
     print("\n".join(lines))
-    print(f"\n{chosen.name} at scale {scale}: everything that can be checked without running it is in order")
+    print(
+        f"\n{chosen.name} at scale {scale}: everything that can be checked without running it is "
+        "in order"
+    )
     return 0
 
 
-def _told(chosen: "Experiment", scale: Scale, folder: Path, found: "Findings", as_json: bool) -> int:
+def _told(
+    chosen: "Experiment", scale: Scale, folder: Path, found: "Findings", as_json: bool
+) -> int:
     if as_json:
         data = {
             "experiment": chosen.name,

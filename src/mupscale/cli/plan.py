@@ -34,34 +34,43 @@ def plan(
     markdown: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what each parameter of a model gets, relative to the base that was tuned. Nothing is downloaded.
+    """Say what each parameter of a model gets, relative to the base that was tuned. Nothing is
+    downloaded.
 
     Example: mupscale plan llama-3-8b --base width=512,depth=8
 
-    Example: mupscale plan hf:qwen3,hidden_size=2048 --base hf:qwen3,hidden_size=256 --optimizer muon --markdown
+    Example: mupscale plan hf:qwen3,hidden_size=2048 --base hf:qwen3,hidden_size=256 --optimizer
+    muon --markdown
 
-    Example: mupscale plan my_package.models:build --base my_package.models:build,width=256 --output plan.json
+    Example: mupscale plan my_package.models:build --base my_package.models:build,width=256 --output
+    plan.json
 
-    Example: mupscale plan my_package.models:build --base width=256 --role '*.mixer.in_proj.weight=hidden'
+    Example: mupscale plan my_package.models:build --base width=256 --role
+    '*.mixer.in_proj.weight=hidden'
 
     Parameters
     ----------
     target
-        llama-3-8b, llama-3-70b, llama-3-405b, qwen3-32b, mistral-7b, command-r-plus; gpt:NAME (see mupscale models);
-        hf:TYPE with settings; a local config.json; or module:function that returns a model or a config.
+        llama-3-8b, llama-3-70b, llama-3-405b, qwen3-32b, mistral-7b, command-r-plus; gpt:NAME (see
+        mupscale models); hf:TYPE with settings; a local config.json; or module:function that
+        returns a model or a config.
     base
-        The proxy that was tuned: dimensions such as width=512,depth=8 (the thin copy that keeps head_dim, r and the
-        ratio of the feed-forward part; also r, inner, d_ff and head_dim), or anything that a target may be.
+        The proxy that was tuned: dimensions such as width=512,depth=8 (the thin copy that keeps
+        head_dim, r and the ratio of the feed-forward part; also r, inner, d_ff and head_dim), or
+        anything that a target may be.
     optimizer
         As for derive: adamw, adam, sgd, momentum, lion, muon and so on.
     decay
         lr_coupled, independent or l2; what torch's optimizer does, unless said.
     depth
-        Factor on residual branches: none, 1/L, 1/sqrt(L), or a formula in L; the rule's own unless said.
+        Factor on residual branches: none, 1/L, 1/sqrt(L), or a formula in L; the rule's own unless
+        said.
     reference_r
-        Read r against this many repetitions instead of the base's; 1 gives the paper's absolute factor.
+        Read r against this many repetitions instead of the base's; 1 gives the paper's absolute
+        factor.
     multipliers
-        Fold factors of the forward pass into the weights where that is exact, or leave them to hooks.
+        Fold factors of the forward pass into the weights where that is exact, or leave them to
+        hooks.
     explain
         Print the derivation of one parameter's values, with its numbers put in.
     output

@@ -1,4 +1,6 @@
-"""What the user says about a model, for every command that reads one: flags, a file, or mupscale.toml beside it."""
+"""What the user says about a model, for every command that reads one: flags, a file, or
+mupscale.toml beside it.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -26,18 +28,26 @@ class ReadingFlags:
     role: Repeated = ()
     "Role of the parameters that match a pattern: '*.mixer.in_proj.weight=hidden'. May be repeated."
     ignore: Repeated = ()
-    "Key of the config that looks like a multiplier but does not change with width or depth. May be repeated."
+    """Key of the config that looks like a multiplier but does not change with width or depth. May
+    be repeated.
+    """
     inputs: Repeated = ()
-    "Argument of the forward pass: 'pixels=float32[1,3,32,32]', or 'int64[1,16]<256' by position. May be repeated."
+    """Argument of the forward pass: 'pixels=float32[1,3,32,32]', or 'int64[1,16]<256' by position.
+    May be repeated.
+    """
     reading: Path | None = None
-    "TOML file with a [reading] table; flags override its entries. (default: mupscale.toml beside the model)"
+    """TOML file with a [reading] table; flags override its entries. (default: mupscale.toml beside
+    the model)
+    """
 
     @property
     def given(self) -> bool:
         return bool(self.role or self.ignore or self.inputs or self.reading)
 
     def of_target(self, name: str) -> "Reading":
-        """What was said about a model: the flags over --reading, or over the file beside the model."""
+        """What was said about a model: the flags over --reading, or over the file beside the
+        model.
+        """
         from mupscale.reading import Reading
         from mupscale.targets import reading_file
 
@@ -50,7 +60,9 @@ class ReadingFlags:
         return Reading.load(found) | self._flags()
 
     def put_into(self, study: dict[str, Any]) -> None:
-        """The same for the model of a study's trainer; a [reading] table takes the place of the file beside it."""
+        """The same for the model of a study's trainer; a [reading] table takes the place of the
+        file beside it.
+        """
         from mupscale.reading import Reading
         from mupscale.training import settings
 
@@ -79,7 +91,9 @@ def _roles(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         pattern, equals, role = text.rpartition("=")
         if not equals or not pattern:
-            raise OptionError(f"--role {text!r} is not pattern=role. Write it like '*.in_proj.weight=hidden'.")
+            raise OptionError(
+                f"--role {text!r} is not pattern=role. Write it like '*.in_proj.weight=hidden'."
+            )
         roles[pattern] = role
     return roles
 
@@ -102,7 +116,9 @@ def _inputs(texts: tuple[str, ...]) -> "Inputs | None":
         raise OptionError(f"--inputs {' '.join(texts)}: name all arguments, or none of them.")
     for name, _ in named:
         if not name.isidentifier():
-            raise OptionError(f"--inputs: {name!r} is not a name. Write it like 'input_ids=int64[1,16]<256'.")
+            raise OptionError(
+                f"--inputs: {name!r} is not a name. Write it like 'input_ids=int64[1,16]<256'."
+            )
     if len(dict(named)) < len(named):
         raise OptionError(f"--inputs {' '.join(texts)}: an argument is given twice.")
     return {name: toml_value(value) for name, value in named}

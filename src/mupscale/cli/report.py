@@ -37,7 +37,8 @@ def report(
     watch: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
 ) -> int:
-    """Write all that a study found as one HTML file, which opens anywhere and loads nothing from elsewhere.
+    """Write all that a study found as one HTML file, which opens anywhere and loads nothing from
+    elsewhere.
 
     Exit status: 0, or 1 if trials ended and not one of them finished.
 
@@ -62,7 +63,8 @@ def report(
     figures
         Folder for the figures as PNG, SVG and PDF, and their data as CSV and Parquet.
     watch
-        Write the page again whenever a trial ends; an open page follows. Ends when the study does, or on Ctrl-C.
+        Write the page again whenever a trial ends; an open page follows. Ends when the study does,
+        or on Ctrl-C.
     """
     from mupscale.reports.page import read_check
     from mupscale.studies import Study
@@ -71,7 +73,11 @@ def report(
     if page.is_dir():
         raise OptionError(f"--output {page} is a folder. Name the file: {page / 'report.html'}.")
     summaries, target = [read_check(folder) for folder in check], _target(to, reading)
-    data = _watched(found, page, target, summaries) if watch else _written(found, page, target, summaries)
+    data = (
+        _watched(found, page, target, summaries)
+        if watch
+        else _written(found, page, target, summaries)
+    )
     saved = [] if figures is None else _figures(data, figures)
     _say(data, page, saved, as_json)
     return 0 if any(run.loss is not None for run in data.runs) or not data.trials else 1
@@ -83,12 +89,18 @@ def _target(to: str | None, reading: ReadingFlags) -> "Target | None":
     if to is not None:
         return dataclasses.replace(resolve(to), reading=reading.of_target(to))
     if reading.given:
-        raise OptionError("--role, --ignore, --inputs and --reading are about the target. Name it with --to.")
+        raise OptionError(
+            "--role, --ignore, --inputs and --reading are about the target. Name it with --to."
+        )
     return None
 
 
 def _written(
-    study: "Study", page: Path, to: "Target | None", checks: Sequence["CheckSummary"], refresh: int | None = None
+    study: "Study",
+    page: Path,
+    to: "Target | None",
+    checks: Sequence["CheckSummary"],
+    refresh: int | None = None,
 ) -> "PageData":
     from mupscale.records import write_whole
     from mupscale.reports.page import study_page
@@ -100,8 +112,12 @@ def _written(
     return data
 
 
-def _watched(study: "Study", page: Path, to: "Target | None", checks: Sequence["CheckSummary"]) -> "PageData":
-    """Write the page again whenever the records have changed. What is left behind does not refresh itself."""
+def _watched(
+    study: "Study", page: Path, to: "Target | None", checks: Sequence["CheckSummary"]
+) -> "PageData":
+    """Write the page again whenever the records have changed. What is left behind does not refresh
+    itself.
+    """
     from mupscale.studies.study import RECORDS
 
     seen = _state(study.folder / RECORDS)
@@ -109,7 +125,10 @@ def _watched(study: "Study", page: Path, to: "Target | None", checks: Sequence["
     with _status() as say:
         try:
             while not data.progress.done:
-                say(f"{data.name}: {data.progress.text}; {page} is up to date. Ctrl-C ends watching, not the study.")
+                say(
+                    f"{data.name}: {data.progress.text}; {page} is up to date. Ctrl-C ends "
+                    "watching, not the study."
+                )
                 time.sleep(_LOOK_SECONDS)
                 now = _state(study.folder / RECORDS)
                 if now != seen:
@@ -167,12 +186,23 @@ def _say(data: "PageData", page: Path, saved: Sequence[Path], as_json: bool) -> 
             "bytes": page.stat().st_size,
             "done": data.progress.done,
             "answer": list(said.lead),
-            "rules": [{"rule": one.rule, "verdict": one.verdict, "lines": list(one.lines)} for one in said.sayings],
+            "rules": [
+                {"rule": one.rule, "verdict": one.verdict, "lines": list(one.lines)}
+                for one in said.sayings
+            ],
             "comparisons": list(said.comparisons),
             "figures": [str(path) for path in saved],
         }
         print(json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False))
         return
-    print("\n".join([*said.lead, *(f"- {one.rule}: {one.verdict}" for one in said.sayings), *said.comparisons]))
+    print(
+        "\n".join(
+            [
+                *said.lead,
+                *(f"- {one.rule}: {one.verdict}" for one in said.sayings),
+                *said.comparisons,
+            ]
+        )
+    )
     more = f", and {len(saved)} files in {saved[0].parent}" if saved else ""
     print(f"\nwritten: {page} ({page.stat().st_size / 1e6:.1f} MB){more}")

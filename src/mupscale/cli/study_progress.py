@@ -1,4 +1,6 @@
-"""A running study on the terminal: a table that stays in place. Where there is no terminal, a line now and then."""
+"""A running study on the terminal: a table that stays in place. Where there is no terminal, a line
+now and then.
+"""
 
 import sys
 import time
@@ -34,7 +36,8 @@ class Show:
             self._live.update(self._table(snapshot, ended))
         else:
             print(f"{self._name}: {self._words(snapshot, ended)}", file=sys.stderr)
-        # A study of thousands of trials takes a while to draw: at most a tenth of the time goes there.
+        # A study of thousands of trials takes a while to draw: at most a tenth of the time goes
+        # there.
         pause = _DRAW_SECONDS if self._live is not None else _LINE_SECONDS
         self._due = began + max(pause, 10 * (time.monotonic() - began))
 
@@ -54,7 +57,9 @@ class Show:
 
     @staticmethod
     def _all_known(snapshot: "Snapshot") -> bool:
-        return snapshot.config.search.method in ("grid", "random") or len(snapshot.done) == len(snapshot.cells)
+        return snapshot.config.search.method in ("grid", "random") or len(snapshot.done) == len(
+            snapshot.cells
+        )
 
     def _seconds_left(self, ended: int, expected: int) -> float | None:
         ran = ended - (self._at_start or 0)

@@ -44,7 +44,9 @@ class What:
     trials: Whole | None = None
     "At most so many trials a cell."
     tolerance: float | None = None
-    "The adaptive search ends when the optimum is known to +- this many powers of two; 0.25 unless given."
+    """The adaptive search ends when the optimum is known to +- this many powers of two; 0.25 unless
+    given.
+    """
 
 
 @Parameter(name="*")
@@ -79,9 +81,11 @@ def sweep(
     show_config: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
 ) -> int:
-    """Find the learning rate with the lowest loss for each rule and model variant, with an interval.
+    """Find the learning rate with the lowest loss for each rule and model variant, with an
+    interval.
 
-    Every finished trial is on disk before it is announced: interrupt it at any time, and run the same command again.
+    Every finished trial is on disk before it is announced: interrupt it at any time, and run the
+    same command again.
 
     Example: mupscale sweep --rule gqa-mup --vary n_kv_heads=12,3,1 --output runs/gqa
 
@@ -92,14 +96,17 @@ def sweep(
     Parameters
     ----------
     study
-        A TOML file, or the folder of a study that was begun. Without it, a small reference model is swept.
+        A TOML file, or the folder of a study that was begun. Without it, a small reference model is
+        swept.
     settings
-        Any setting of a run over the file, dotted: --length.steps 300 is short for --set length.steps=300.
+        Any setting of a run over the file, dotted: --length.steps 300 is short for --set
+        length.steps=300.
     output
-        Folder of the study: study.toml, records.jsonl, study.db (for optuna-dashboard). runs/NAME unless given;
-        without a file, below runs/sweep.
+        Folder of the study: study.toml, records.jsonl, study.db (for optuna-dashboard). runs/NAME
+        unless given; without a file, below runs/sweep.
     fork
-        A study whose results are taken over where a trial is the same, for one whose settings were changed.
+        A study whose results are taken over where a trial is the same, for one whose settings were
+        changed.
     retry_failed
         Run trials again that failed, ran out of memory or out of time.
     status
@@ -112,7 +119,9 @@ def sweep(
 
     begun = study is not None and study.is_dir()
     if begun and output is not None:
-        raise OptionError(f"{study} is the folder of a study: it is its own --output. Leave one of the two out.")
+        raise OptionError(
+            f"{study} is the folder of a study: it is its own --output. Leave one of the two out."
+        )
     config = StudyConfig.from_dict(study_settings(study, begun, what, where, settings, reading))
     folder = study if study is not None and begun else output or _usual_folder(study, config)
     if show_config:
@@ -122,14 +131,21 @@ def sweep(
         return _shown(Study.open(folder).snapshot(), folder, as_json)
     made = Study.create(config, folder)
     if retry_failed and (number := forget_failed(made)):
-        print(f"{number} failed trials are run again; their records are in {folder}/failed.jsonl", file=sys.stderr)
+        print(
+            f"{number} failed trials are run again; their records are in {folder}/failed.jsonl",
+            file=sys.stderr,
+        )
     with live(made) as show:
-        snapshot = made.run(report=show.report, remark=show.remark, reuse=Study.open(fork) if fork else None)
+        snapshot = made.run(
+            report=show.report, remark=show.remark, reuse=Study.open(fork) if fork else None
+        )
     return _shown(snapshot, folder, as_json)
 
 
 def _usual_folder(file: Path | None, config: "StudyConfig") -> Path:
-    """Of a file, by its name; without one, a folder for each set of settings, so that a study meets its own records."""
+    """Of a file, by its name; without one, a folder for each set of settings, so that a study meets
+    its own records.
+    """
     if file is not None:
         return Path("runs") / config.name
     rules = "-".join(rule if isinstance(rule, str) else "own" for rule in config.rules)
@@ -137,7 +153,12 @@ def _usual_folder(file: Path | None, config: "StudyConfig") -> Path:
 
 
 def study_settings(
-    study: Path | None, begun: bool, what: What, where: Where, settings: tuple[str, ...], reading: ReadingFlags
+    study: Path | None,
+    begun: bool,
+    what: What,
+    where: Where,
+    settings: tuple[str, ...],
+    reading: ReadingFlags,
 ) -> dict[str, Any]:
     """The file, or the quick study, with everything else put over it."""
     from mupscale.studies.quick import QUICK
@@ -161,7 +182,12 @@ def study_settings(
     for name in ("method", "trials", "tolerance"):
         if getattr(what, name) is not None:
             _table(values, "search")[name] = getattr(what, name)
-    for name, key in (("engine", "name"), ("workers", "workers"), ("address", "address"), ("gpus", "gpus")):
+    for name, key in (
+        ("engine", "name"),
+        ("workers", "workers"),
+        ("address", "address"),
+        ("gpus", "gpus"),
+    ):
         if getattr(where, name) is not None:
             _table(values, "engine")[key] = getattr(where, name)
     if where.storage is not None:
@@ -183,7 +209,9 @@ def _shown(snapshot: "Snapshot", folder: Path, as_json: bool) -> int:
     from mupscale.studies.summary import rows, table_text
 
     cells = rows(snapshot)
-    status = 0 if any(cell.finished for cell in cells) or not any(cell.ended for cell in cells) else 1
+    status = (
+        0 if any(cell.finished for cell in cells) or not any(cell.ended for cell in cells) else 1
+    )
     if as_json:
         content = {"study": str(folder), "cells": [cell.to_dict() for cell in cells]}
         print(json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False))
@@ -191,6 +219,8 @@ def _shown(snapshot: "Snapshot", folder: Path, as_json: bool) -> int:
     print(table_text(cells))
     if status:
         print("\nNot one trial finished: there is no optimum to recommend.")
-    database = f"; optuna-dashboard sqlite:///{folder}/study.db" if snapshot.config.storage is None else ""
+    database = (
+        f"; optuna-dashboard sqlite:///{folder}/study.db" if snapshot.config.storage is None else ""
+    )
     print(f"\nrecords: {folder}/records.jsonl{database}")
     return status

@@ -29,7 +29,9 @@ class Choices:
     kv_factor: str | None = None
     "Key/value rate over the hidden one: hidden, derived, paper, or a formula in r, n, inner."
     width: Width | None = None
-    "What scales with width: init, multiplier and rate (scaled), the initial std alone (init), or none."
+    """What scales with width: init, multiplier and rate (scaled), the initial std alone (init), or
+    none.
+    """
     decay_scaling: Scaled | None = None
     "Whether weight decay is scaled."
     eps: Scaled | None = None
@@ -39,7 +41,11 @@ class Choices:
         from mupscale.theory import rule_named
 
         return rule_named(self.rule).but(
-            kv_factor=self.kv_factor, width=self.width, decay=self.decay_scaling, eps=self.eps, depth=depth
+            kv_factor=self.kv_factor,
+            width=self.width,
+            decay=self.decay_scaling,
+            eps=self.eps,
+            depth=depth,
         )
 
 
@@ -58,7 +64,9 @@ class Numbers:
     def evaluate(self, scaling: "Scaling") -> dict[str, float] | None:
         if self.target is None:
             if self.base is not None or self.reference_r is not None:
-                raise OptionError("--base and --reference-r need a --target, such as --target n=4096,r=4.")
+                raise OptionError(
+                    "--base and --reference-r need a --target, such as --target n=4096,r=4."
+                )
             return None
         base = None if self.base is None else dimensions("--base", self.base, _EXAMPLE)
         target = dimensions("--target", self.target, _EXAMPLE)
@@ -89,15 +97,17 @@ def derive(
     Parameters
     ----------
     unit
-        embedding, readout, dense, kv, kv-inner (heads × head_dim is not n), residual, vector, fused, low-rank-down,
-        low-rank-up, expert, router, adapter-a, adapter-b; also q, o, k, v, unembed, gain, qkv and the like.
+        embedding, readout, dense, kv, kv-inner (heads × head_dim is not n), residual, vector,
+        fused, low-rank-down, low-rank-up, expert, router, adapter-a, adapter-b; also q, o, k, v,
+        unembed, gain, qkv and the like.
     optimizer
-        adamw, adam, sgd, momentum, lion, signsgd, adafactor, adafactor-unscaled, muon, muon-match-rms, muon-spectral,
-        shampoo, shampoo-grafted.
+        adamw, adam, sgd, momentum, lion, signsgd, adafactor, adafactor-unscaled, muon,
+        muon-match-rms, muon-spectral, shampoo, shampoo-grafted.
     decay
         How decay enters: lr_coupled (torch's AdamW), independent, or l2.
     depth
-        Factor on residual branches: none, 1/L, 1/sqrt(L), or a formula in L; the rule's own unless said.
+        Factor on residual branches: none, 1/L, 1/sqrt(L), or a formula in L; the rule's own unless
+        said.
     block
         Take the unit as part of a residual branch: one of the matrices inside, or its output.
     fold
@@ -118,13 +128,25 @@ def derive(
     scaling = scaling.fold() if fold else scaling
     factors = numbers.evaluate(scaling)
     if as_json:
-        print(json.dumps(scaling.to_dict() | ({"factors": factors} if factors else {}), ensure_ascii=False, indent=2))
+        print(
+            json.dumps(
+                scaling.to_dict() | ({"factors": factors} if factors else {}),
+                ensure_ascii=False,
+                indent=2,
+            )
+        )
         return
-    show = {"text": scaling.to_text, "markdown": scaling.to_markdown, "latex": scaling.to_latex}[format]
+    show = {"text": scaling.to_text, "markdown": scaling.to_markdown, "latex": scaling.to_latex}[
+        format
+    ]
     print(show(steps=show_steps))
     if factors:
         print("\nfactors on the base values:")
-        print("\n".join(f"  {theory.LABELS[name]:<14} {value:.17g}" for name, value in factors.items()))
+        print(
+            "\n".join(
+                f"  {theory.LABELS[name]:<14} {value:.17g}" for name, value in factors.items()
+            )
+        )
 
 
 def table(
@@ -155,16 +177,25 @@ def table(
 
     if optimizer == "all":
         if (decay, choices, depth, format) != ("lr_coupled", Choices(), "none", "text"):
-            raise OptionError("--optimizer all compares rates as derived: it goes with no other option but --json.")
+            raise OptionError(
+                "--optimizer all compares rates as derived: it goes with no other option but "
+                "--json."
+            )
         rows = theory.compare_optimizers()
-        print(json.dumps([row.to_dict() for row in rows], indent=2) if as_json else theory.optimizers_to_text(rows))
+        print(
+            json.dumps([row.to_dict() for row in rows], indent=2)
+            if as_json
+            else theory.optimizers_to_text(rows)
+        )
         return
     rule = choices.build(None)
     result = theory.parameterization(optimizer, rule=rule, decay=decay, depth=depth)  # pyright: ignore[reportArgumentType]
     if as_json:
         print(json.dumps(result.to_dict(), ensure_ascii=False, indent=2))
         return
-    print({"text": result.to_text, "markdown": result.to_markdown, "latex": result.to_latex}[format]())
+    print(
+        {"text": result.to_text, "markdown": result.to_markdown, "latex": result.to_latex}[format]()
+    )
 
 
 def _in_block(unit: "Unit", block: str | None) -> "Unit":

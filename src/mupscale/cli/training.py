@@ -28,21 +28,24 @@ def train(
     show_config: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
 ) -> int:
-    """Train the reference model once: plan applied, metrics and checkpoints written, resumed if it was interrupted.
+    """Train the reference model once: plan applied, metrics and checkpoints written, resumed if it
+    was interrupted.
 
     Example: mupscale train gqa.toml --model.n-kv-heads 2 --output runs/kv2
 
-    Example: mupscale train --model.name cpu_96_r2 --base.width 32 --length.steps 600 --length.batch 8
+    Example: mupscale train --model.name cpu_96_r2 --base.width 32 --length.steps 600 --length.batch
+    8
 
     Example: torchrun --nproc-per-node 2 -m mupscale train gqa.toml --shard fsdp
 
     Parameters
     ----------
     config
-        A TOML file with the tables model, base, rule, data, optimizer, length, machine and record; all may be left to
-        the settings.
+        A TOML file with the tables model, base, rule, data, optimizer, length, machine and record;
+        all may be left to the settings.
     settings
-        Any setting over the file, dotted: --optimizer.lr 0.01 is short for --set optimizer.lr=0.01. See --show-config.
+        Any setting over the file, dotted: --optimizer.lr 0.01 is short for --set optimizer.lr=0.01.
+        See --show-config.
     rule
         sp, mup, complete-p or gqa-mup.
     seed
@@ -50,8 +53,8 @@ def train(
     shard
         none, ddp or fsdp; the same as --machine.shard.
     output
-        Folder of the run: config.toml, plan.json, metrics.jsonl, checkpoint/, record.json. The same command goes on
-        with a run that was interrupted.
+        Folder of the run: config.toml, plan.json, metrics.jsonl, checkpoint/, record.json. The same
+        command goes on with a run that was interrupted.
     show_config
         Print the whole config as TOML, with everything that was left to defaults, and stop.
     """
@@ -73,7 +76,9 @@ def train(
         record = run(
             chosen,
             output,
-            report=lambda p: show(p.step, f"loss {p.loss:.3f}, {p.tokens_per_second:,.0f} tokens/s"),
+            report=lambda p: show(
+                p.step, f"loss {p.loss:.3f}, {p.tokens_per_second:,.0f} tokens/s"
+            ),
             remark=_remark,
             preparing=preparing,
         )
@@ -85,7 +90,8 @@ def train(
         print(f"diverged at step {record.diverged_at} of {record.steps}; {output}")
     else:
         print(
-            f"{record.steps} steps, {record.tokens:,} tokens: training loss {record.train_loss:.4f}, validation loss "
+            f"{record.steps} steps, {record.tokens:,} tokens: training loss "
+            f"{record.train_loss:.4f}, validation loss "
             f"{record.validation_loss:.4f} nats a token; {output}"
         )
     return 0
@@ -106,7 +112,9 @@ def overrides(settings: Iterable[str]) -> dict[str, Any]:
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals or "." not in name:
-            raise OptionError(f"--set {text!r} is not a setting. Write table.setting=value, as optimizer.lr=0.01.")
+            raise OptionError(
+                f"--set {text!r} is not a setting. Write table.setting=value, as optimizer.lr=0.01."
+            )
         found[name.replace("-", "_")] = toml_value(value)
     return found
 
@@ -122,7 +130,8 @@ def toml_value(text: str) -> Any:
 
 
 def models(*, as_json: Json = False) -> None:
-    """List the named configurations, with the columns of the paper's tables for those that have a budget.
+    """List the named configurations, with the columns of the paper's tables for those that have a
+    budget.
 
     Example: mupscale models
     """
@@ -132,9 +141,11 @@ def models(*, as_json: Json = False) -> None:
     for name, one in CONFIGURATIONS.items():
         counts, shape = parameter_counts(one.model), one.model
         row: dict[str, Any] = {
-            "name": name, "total M": f"{counts.total / 1e6:.2f}", "non-embd M": f"{counts.non_embedding / 1e6:.2f}",
+            "name": name, "total M": f"{counts.total / 1e6:.2f}", "non-embd "
+                                                                  "M": f"{counts.non_embedding / 1e6:.2f}",
             "width": shape.width, "depth": shape.depth, "heads": shape.n_heads, "head_dim": shape.head_size,
-            "kv heads": shape.kv_heads, "r": shape.repetitions, "TPP": "", "tokens": "", "sequences": "", "batch": "",
+            "kv "
+            "heads": shape.kv_heads, "r": shape.repetitions, "TPP": "", "tokens": "", "sequences": "", "batch": "",
             "iterations": "", "warmup": "", "source": one.source,
         }  # fmt: skip
         if one.tokens_per_parameter:
@@ -150,4 +161,6 @@ def models(*, as_json: Json = False) -> None:
     cells = [[*rows[0]], *([str(value) for value in row.values()] for row in rows)]
     widths = [max(len(line[k]) for line in cells) for k in range(len(cells[0]))]
     for line in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )

@@ -26,7 +26,9 @@ class Run:
     tokens_per_parameter: float | None = None
     "For each parameter without embeddings, in place of tokens; the study's own unless given."
     sequence: Whole | None = None
-    "Tokens of a sequence (default: the target's positions, at most 8192). The batch is the same in tokens."
+    """Tokens of a sequence (default: the target's positions, at most 8192). The batch is the same
+    in tokens.
+    """
     floor: float | None = None
     "Share of the rate at which the cosine ends (default: the study's)."
 
@@ -58,14 +60,17 @@ def transfer(
     run: Run = Run(),  # noqa: B008
     known: Known = Known(),  # noqa: B008
     reading: ReadingFlags = ReadingFlags(),  # noqa: B008
-    export: Literal["pytorch", "transformers", "lightning", "torchtitan", "megatron", "json"] | None = None,
+    export: Literal["pytorch", "transformers", "lightning", "torchtitan", "megatron", "json"]
+    | None = None,
     output: Path | None = None,
     markdown: Annotated[bool, Parameter(negative=())] = False,
     as_json: Json = False,
 ) -> int:
-    """Say what to train a target with, from what a study found on small models, and how sure that is.
+    """Say what to train a target with, from what a study found on small models, and how sure that
+    is.
 
-    Exit status: 0, or 3 if the study is inconclusive: an optimum at the edge of its range, too flat, of too few runs.
+    Exit status: 0, or 3 if the study is inconclusive: an optimum at the edge of its range, too
+    flat, of too few runs.
 
     Example: mupscale transfer runs/gqa --to llama-3-8b
 
@@ -78,15 +83,16 @@ def transfer(
     study
         Folder of a study, made by mupscale sweep.
     to
-        The model to train, named as for mupscale plan: llama-3-8b, hf:TYPE with settings, a config.json, or
-        module:function.
+        The model to train, named as for mupscale plan: llama-3-8b, hf:TYPE with settings, a
+        config.json, or module:function.
     rule
         One that was swept; the one with the lowest loss at the proxy's optimum unless given.
     decay
-        Carry weight decay over by its value (wd), or by its time scale in runs (tau). Both are printed.
+        Carry weight decay over by its value (wd), or by its time scale in runs (tau). Both are
+        printed.
     export
-        Print a file for a trainer instead: Python for PyTorch, transformers or Lightning, a config for torchtitan,
-        flags and group overrides for Megatron-LM, or JSON with the whole plan.
+        Print a file for a trainer instead: Python for PyTorch, transformers or Lightning, a config
+        for torchtitan, flags and group overrides for Megatron-LM, or JSON with the whole plan.
     output
         Write it to this file instead of printing it.
     markdown

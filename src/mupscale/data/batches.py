@@ -1,4 +1,5 @@
-"""Batches as a pure function of seed and step: nothing to checkpoint, and the same for any number of processes.
+"""Batches as a pure function of seed and step: nothing to checkpoint, and the same for any number
+of processes.
 
 B: rows of the global batch, T: tokens of a sequence.
 """
@@ -28,9 +29,10 @@ class Batch(NamedTuple):
 class Batches:
     """Random windows of the training part (or of an array of tokens).
 
-    The starts at a step are Philox's raw output under the key (seed, step), modulo the number of windows: each start
-    is as likely as any other up to 1 part in 2⁶⁴ / windows, a step costs the same wherever it is, and numpy promises
-    that this stream never changes (as it does not of `Generator.integers`).
+    The starts at a step are Philox's raw output under the key (seed, step), modulo the number of
+    windows: each start is as likely as any other up to 1 part in 2⁶⁴ / windows, a step costs the
+    same wherever it is, and numpy promises that this stream never changes (as it does not of
+    `Generator.integers`).
 
     >>> batches = Batches(np.arange(100, dtype=np.uint8), batch=2, sequence=4, seed=0)
     >>> inputs, targets = batches.at(10**12)
@@ -43,8 +45,11 @@ class Batches:
         self.seed = _word("seed", seed)
         self._windows = _Windows(data, "train", self.sequence)
 
-    def at(self, step: int, *, rank: int = 0, ranks: int = 1, micro: int = 0, micros: int = 1) -> Batch:
-        """The rows of a step; with `ranks` a rank's share of them, with `micros` a slice of that to accumulate over.
+    def at(
+        self, step: int, *, rank: int = 0, ranks: int = 1, micro: int = 0, micros: int = 1
+    ) -> Batch:
+        """The rows of a step; with `ranks` a rank's share of them, with `micros` a slice of that to
+        accumulate over.
 
         The shares are consecutive rows: in order, they are the global batch.
         """
@@ -57,16 +62,22 @@ class Batches:
 class ValidationBatches(Sequence[Batch]):
     """Full batches of windows that do not overlap, read when asked for; the same always."""
 
-    def __init__(self, data: Corpus | Tokens, *, batch: int, sequence: int, limit: int | None = None) -> None:
+    def __init__(
+        self, data: Corpus | Tokens, *, batch: int, sequence: int, limit: int | None = None
+    ) -> None:
         self.batch, self.sequence = _positive("batch", batch), _positive("sequence", sequence)
         self._windows = _Windows(data, "validation", self.sequence)
         self._available = self._windows.apart // self.batch
         if not self._available:
             raise DimensionError(
-                f"{self._windows.name} has {self._windows.apart} windows of {sequence} tokens that do not overlap, and "
-                f"batch={batch} asks for more. Choose a batch of at most {self._windows.apart}, or a shorter sequence."
+                f"{self._windows.name} has {self._windows.apart} windows of {sequence} tokens that "
+                "do not overlap, and "
+                f"batch={batch} asks for more. Choose a batch of at most {self._windows.apart}, or "
+                "a shorter sequence."
             )
-        self._length = min(self._available, _positive("limit", self._available if limit is None else limit))
+        self._length = min(
+            self._available, _positive("limit", self._available if limit is None else limit)
+        )
 
     def __len__(self) -> int:
         return self._length
@@ -86,10 +97,12 @@ class ValidationBatches(Sequence[Batch]):
 def validation_batches(
     corpus: Corpus | Tokens, batch: int, sequence: int, limit: int | None = None
 ) -> ValidationBatches:
-    """The part held out, as a fixed sequence of batches of consecutive windows, each token a target at most once.
+    """The part held out, as a fixed sequence of batches of consecutive windows, each token a target
+    at most once.
 
-    With a `limit`, that many batches evenly spread over the part, rather than its first documents only. A last batch
-    that would not be full is left out, so the mean over batches is the mean over tokens.
+    With a `limit`, that many batches evenly spread over the part, rather than its first documents
+    only. A last batch that would not be full is left out, so the mean over batches is the mean over
+    tokens.
 
     >>> batches = validation_batches(np.arange(100, dtype=np.uint8), batch=2, sequence=8)
     >>> len(batches), batches[1].inputs[:, 0].tolist(), batches[-1].targets[-1, -1].item()
@@ -105,11 +118,16 @@ class _Windows:
         self.name = f"the {part} part of {data.name}" if isinstance(data, Corpus) else "the array"
         tokens = np.asarray(getattr(data, part) if isinstance(data, Corpus) else data)
         if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
-            raise OptionError(f"{self.name} is {tokens.dtype} of shape {tokens.shape}. Pass whole numbers in one row.")
+            raise OptionError(
+                f"{self.name} is {tokens.dtype} of shape {tokens.shape}. Pass whole numbers in one "
+                "row."
+            )
         if len(tokens) <= sequence:
             raise DimensionError(
-                f"{self.name} has {len(tokens)} tokens, and sequence={sequence} needs {sequence + 1}: each token and "
-                f"the one that follows. Choose a sequence of at most {max(len(tokens) - 1, 0)}, or a larger corpus."
+                f"{self.name} has {len(tokens)} tokens, and sequence={sequence} needs "
+                f"{sequence + 1}: each token and "
+                f"the one that follows. Choose a sequence of at most {max(len(tokens) - 1, 0)}, or "
+                "a larger corpus."
             )
         self.apart = (len(tokens) - 1) // sequence
         self._views = sliding_window_view(tokens, sequence + 1)
@@ -121,10 +139,12 @@ class _Windows:
 
     def read(self, starts: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Batch:
         windows = self._views[starts]
-        # A file too large to be checked when it was opened: here an index out of range would be far from its cause.
+        # A file too large to be checked when it was opened: here an index out of range would be far
+        # from its cause.
         if self._vocabulary is not None and windows.max() >= self._vocabulary:
             raise OptionError(
-                f"{self.name} holds the token {windows.max()}, and the vocabulary ends at {self._vocabulary - 1}. "
+                f"{self.name} holds the token {windows.max()}, and the vocabulary ends at "
+                f"{self._vocabulary - 1}. "
                 "Set vocab= to what the tokens were made with."
             )
         inputs, targets = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
@@ -132,9 +152,14 @@ class _Windows:
 
 
 def _rows(batch: int, rank: int, ranks: int, micro: int, micros: int) -> slice:
-    for name, value, total_name, total in (("rank", rank, "ranks", ranks), ("micro", micro, "micros", micros)):
+    for name, value, total_name, total in (
+        ("rank", rank, "ranks", ranks),
+        ("micro", micro, "micros", micros),
+    ):
         if total < 1 or not 0 <= value < total:
-            raise OptionError(f"{name}={value} of {total_name}={total}: must be from 0 to {total_name} - 1.")
+            raise OptionError(
+                f"{name}={value} of {total_name}={total}: must be from 0 to {total_name} - 1."
+            )
     if batch % (ranks * micros):
         parts = f"ranks={ranks}" + (f" × micros={micros}" if micros > 1 else "")
         raise DimensionError(
@@ -158,5 +183,7 @@ def _word(name: str, value: int) -> int:
     except TypeError:
         number = -1
     if not 0 <= number < _WORD:
-        raise OptionError(f"{name}={value!r} is not a whole number from 0 to 2**64 - 1. Choose one that is.")
+        raise OptionError(
+            f"{name}={value!r} is not a whole number from 0 to 2**64 - 1. Choose one that is."
+        )
     return number

@@ -1,4 +1,6 @@
-"""What a corpus is: tokens to train on, tokens held out, and a fingerprint that tells it from every other."""
+"""What a corpus is: tokens to train on, tokens held out, and a fingerprint that tells it from every
+other.
+"""
 
 import hashlib
 from collections.abc import Iterable
@@ -28,8 +30,9 @@ class Document:
 class Corpus:
     """Tokens in two parts that share no document, or no stretch of one.
 
-    The arrays are read-only, and maps of the disk where the tokens lie there. Pickling would copy such a map into
-    memory: another process opens the corpus by its name instead, and compares fingerprints.
+    The arrays are read-only, and maps of the disk where the tokens lie there. Pickling would copy
+    such a map into memory: another process opens the corpus by its name instead, and compares
+    fingerprints.
     """
 
     name: str
@@ -39,11 +42,15 @@ class Corpus:
     train: Tokens
     validation: Tokens
     folder: Path | None = None
-    """Where the tokens and, if it is not a file of the user's, the tokenizer.json lie; None for tokens in memory."""
+    """Where the tokens and, if it is not a file of the user's, the tokenizer.json lie; None for
+    tokens in memory.
+    """
 
     def __post_init__(self) -> None:
         if not len(self.train):
-            raise OptionError(f"{self.name}: the training part is empty. Name a corpus that holds text.")
+            raise OptionError(
+                f"{self.name}: the training part is empty. Name a corpus that holds text."
+            )
 
     def describe(self) -> dict[str, str | int]:
         """What a record of a run says about its data."""
@@ -58,7 +65,8 @@ class Corpus:
 
 
 def fingerprint(*parts: str | bytes) -> str:
-    """SHA-256 over the parts, each with its length, so that moving a byte from one to the next is a change.
+    """SHA-256 over the parts, each with its length, so that moving a byte from one to the next is a
+    change.
 
     >>> fingerprint("ab", "c") == fingerprint("a", "bc")
     False
@@ -77,7 +85,8 @@ def fingerprint_of(documents: Iterable[Document], *about: str) -> str:
 
 
 def held_out(key: bytes, share: float) -> bool:
-    """Whether a hash of the key falls into the share that is held out: the same on every machine, in any order.
+    """Whether a hash of the key falls into the share that is held out: the same on every machine,
+    in any order.
 
     >>> [name for name in ("ast.py", "csv.py", "opcode.py", "re.py") if held_out(name.encode(), 0.05)]
     ['opcode.py']
@@ -86,7 +95,9 @@ def held_out(key: bytes, share: float) -> bool:
 
 
 def without_copies(documents: Iterable[Document]) -> list[Document]:
-    """The documents that are not empty, each content once: a copy on the other side of the split would be a leak."""
+    """The documents that are not empty, each content once: a copy on the other side of the split
+    would be a leak.
+    """
     seen: set[bytes] = set()
     kept: list[Document] = []
     for document in documents:

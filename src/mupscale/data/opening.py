@@ -50,11 +50,13 @@ def open_corpus(
     - `python-stdlib`: the sources of Python's own library, always there.
     - `text:PATH[,PATH…]`: text files, or folders of them; the end of each is held out.
     - `bin:PATH[,vocab=50257,dtype=uint32]`: tokens in nanoGPT's format, mapped from the disk.
-    - `hf:NAME[,config=…,split=train,column=text,revision=…,validation=0.005]`: a dataset of the Hugging Face hub.
+    - `hf:NAME[,config=…,split=train,column=text,revision=…,validation=0.005]`: a dataset of the
+    Hugging Face hub.
 
-    `tokenizer` is `bytes` (the default, except for `hf:`: GPT-2's), `file:PATH/tokenizer.json`, `bpe:4096` (trained on
-    the training part) or `hub:NAME`. What takes time is prepared once under `cache` (`$MUPSCALE_CACHE`, else
-    `~/.cache/mupscale`), and continues where it was killed; `report` is called with the number of documents just done.
+    `tokenizer` is `bytes` (the default, except for `hf:`: GPT-2's), `file:PATH/tokenizer.json`,
+    `bpe:4096` (trained on the training part) or `hub:NAME`. What takes time is prepared once under
+    `cache` (`$MUPSCALE_CACHE`, else `~/.cache/mupscale`), and continues where it was killed;
+    `report` is called with the number of documents just done.
 
     >>> corpus = open_corpus("python-stdlib")
     >>> corpus.vocabulary, corpus.tokenizer, corpus.train.dtype, len(corpus.train) > 10**7
@@ -65,14 +67,20 @@ def open_corpus(
     cache = cache or default_cache()
     if name == "python-stdlib":
         documents = stdlib_documents()
-        source = Library(fingerprint_of(documents, f"python {platform.python_version()}"), documents)
+        source = Library(
+            fingerprint_of(documents, f"python {platform.python_version()}"), documents
+        )
         return _of_documents(name, source, tokenizer or "bytes", cache, report)
     if kind == "text" and rest:
         documents = text_documents(rest)
-        return _of_documents(name, Library(fingerprint_of(documents), documents), tokenizer or "bytes", cache, report)
+        return _of_documents(
+            name, Library(fingerprint_of(documents), documents), tokenizer or "bytes", cache, report
+        )
     if kind == "bin" and rest:
         if tokenizer is not None:
-            raise OptionError(f"{name} holds tokens already: tokenizer={tokenizer!r} has no place. Leave it out.")
+            raise OptionError(
+                f"{name} holds tokens already: tokenizer={tokenizer!r} has no place. Leave it out."
+            )
         path, settings = _path_and_settings(rest)
         return open_bin(path, settings, name)
     if kind == "hf" and rest:
@@ -82,7 +90,11 @@ def open_corpus(
 
 def _unknown(name: str) -> Exception:
     if name and os.path.exists(name):
-        form = "bin" if name.endswith(".bin") or os.path.exists(os.path.join(name, "train.bin")) else "text"
+        form = (
+            "bin"
+            if name.endswith(".bin") or os.path.exists(os.path.join(name, "train.bin"))
+            else "text"
+        )
         return OptionError(f"{name!r} is a path; say what it holds. Write {form}:{name}.")
     return UnknownNameError("corpus", name, FORMS)
 
@@ -95,12 +107,19 @@ def _path_and_settings(rest: str) -> tuple[Path, dict[str, Value]]:
 
 def _of_documents(name: str, source: Library, spec: str, cache: Path, report: Report) -> Corpus:
     if spec == "bytes":
-        train, validation = byte_tokens(source.items, "train"), byte_tokens(source.items, "validation")
+        train, validation = (
+            byte_tokens(source.items, "train"),
+            byte_tokens(source.items, "validation"),
+        )
         return Corpus(name, 256, source.identity, spec, train, validation)
     size = bpe_size(spec)
 
     def make_tokenizer() -> Tokenizer:
-        return open_tokenizer(spec) if size is None else Subwords.of_json(train_bpe(size, source.items), spec)
+        return (
+            open_tokenizer(spec)
+            if size is None
+            else Subwords.of_json(train_bpe(size, source.items), spec)
+        )
 
     folder = _folder(cache, name.partition(":")[0], source.identity, tokenizer_key(spec))
     return _prepared(Job(name, folder, lambda: source, make_tokenizer), spec, report)
@@ -111,12 +130,14 @@ def _of_hub(name: str, rest: str, spec: str, cache: Path, report: Report) -> Cor
     text = HubText.of(*split_settings(rest))
     if bpe_size(spec) is not None:
         raise OptionError(
-            f"{name}: tokenizer={spec!r} is trained on documents in memory, which this corpus is too large for. "
+            f"{name}: tokenizer={spec!r} is trained on documents in memory, which this corpus is "
+            "too large for. "
             "Train it on a text: corpus, and pass its tokenizer.json as file:PATH."
         )
 
     def make_tokenizer() -> Tokenizer:
-        import_datasets()  # before the hub is asked for a tokenizer, which takes its time where there is no network
+        # before the hub is asked for a tokenizer, which takes its time where there is no network
+        import_datasets()
         return open_tokenizer(spec)
 
     folder = _folder(cache, text.name, text.key(), tokenizer_key(spec))

@@ -1,8 +1,10 @@
-"""Tokens prepared once into a folder: shards that survive a kill, then `train.bin`, `val.bin` and the manifest, last.
+"""Tokens prepared once into a folder: shards that survive a kill, then `train.bin`, `val.bin` and
+the manifest, last.
 
-A shard is two files of tokens and a JSON file with their sizes and SHA-256, each renamed into place. A second start
-keeps the shards that are as they were written, sets aside those that are not, and encodes only what is missing. The
-finished folder is one that `bin:` opens, and that nanoGPT reads as long as the tokens take two bytes.
+A shard is two files of tokens and a JSON file with their sizes and SHA-256, each renamed into
+place. A second start keeps the shards that are as they were written, sets aside those that are not,
+and encodes only what is missing. The finished folder is one that `bin:` opens, and that nanoGPT
+reads as long as the tokens take two bytes.
 """
 
 import json
@@ -51,7 +53,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be prepared, and where. Source and tokenizer are made only if there is work left to do."""
+    """What is to be prepared, and where. Source and tokenizer are made only if there is work left
+    to do.
+    """
 
     name: str
     folder: Path
@@ -95,7 +99,11 @@ def _fault(folder: Path) -> str | None:
 def _run(job: Job, source: Source, tokenizer: Tokenizer, report: Callable[[int], None]) -> None:
     _begin(
         job.folder / _SHARDS,
-        {"source": source.identity, "tokenizer": tokenizer.identity, "documents": job.shard_documents},
+        {
+            "source": source.identity,
+            "tokenizer": tokenizer.identity,
+            "documents": job.shard_documents,
+        },
     )
     shards = list(_shards(job, source, tokenizer, report))
     _finish(job, source, tokenizer, shards)
@@ -113,7 +121,9 @@ def _begin(folder: Path, settings: dict[str, Any]) -> None:
             torn.unlink()
 
 
-def _shards(job: Job, source: Source, tokenizer: Tokenizer, report: Callable[[int], None]) -> Iterator[Shard]:
+def _shards(
+    job: Job, source: Source, tokenizer: Tokenizer, report: Callable[[int], None]
+) -> Iterator[Shard]:
     """Every shard, in order; the last one is the first that is not full."""
     documents, position = iter(()), -1
     for number in count():
@@ -123,7 +133,13 @@ def _shards(job: Job, source: Source, tokenizer: Tokenizer, report: Callable[[in
             report(shard.documents)
         else:
             documents = documents if position == start else source.documents(start)
-            shard = _encode(job.folder / _SHARDS, number, islice(documents, job.shard_documents), tokenizer, report)
+            shard = _encode(
+                job.folder / _SHARDS,
+                number,
+                islice(documents, job.shard_documents),
+                tokenizer,
+                report,
+            )
             position = start + shard.documents
         yield shard
         if shard.documents < job.shard_documents:
@@ -143,7 +159,11 @@ def _kept(folder: Path, number: int) -> Shard | None:
     values = read_object(manifest) or {}
     stored = stored_files(values.get("files"))
     documents = values.get("documents")
-    if not stored or stored.keys() != {path.name for path in files.values()} or not isinstance(documents, int):
+    if (
+        not stored
+        or stored.keys() != {path.name for path in files.values()}
+        or not isinstance(documents, int)
+    ):
         fault = f"{manifest} is not a manifest"
     else:
         fault = difference(folder, stored)
@@ -151,12 +171,18 @@ def _kept(folder: Path, number: int) -> Shard | None:
             return Shard(documents, files)
     for path in (manifest, *files.values()):
         if path.exists():
-            set_aside(path, fault, into=folder.parent)  # the folder of shards goes when they are put together
+            set_aside(
+                path, fault, into=folder.parent
+            )  # the folder of shards goes when they are put together
     return None
 
 
 def _encode(
-    folder: Path, number: int, documents: Iterator[Document], tokenizer: Tokenizer, report: Callable[[int], None]
+    folder: Path,
+    number: int,
+    documents: Iterator[Document],
+    tokenizer: Tokenizer,
+    report: Callable[[int], None],
 ) -> Shard:
     done = 0
     tokens: dict[Part, list[bytes]] = {part: [] for part in FILES}
@@ -175,16 +201,24 @@ def _encode(
 def _finish(job: Job, source: Source, tokenizer: Tokenizer, shards: list[Shard]) -> None:
     files: dict[str, Stored] = {}
     for part, name in FILES.items():
-        files[name] = write_chunks(job.folder / name, read_chunks(shard.files[part] for shard in shards))
+        files[name] = write_chunks(
+            job.folder / name, read_chunks(shard.files[part] for shard in shards)
+        )
     if not files["train.bin"].bytes:
-        raise OptionError(f"{job.name}: no document is left to train on. Name a corpus that holds text.")
+        raise OptionError(
+            f"{job.name}: no document is left to train on. Name a corpus that holds text."
+        )
     if isinstance(tokenizer, Subwords):
-        files["tokenizer.json"] = write_chunks(job.folder / "tokenizer.json", [tokenizer.json.encode()])
+        files["tokenizer.json"] = write_chunks(
+            job.folder / "tokenizer.json", [tokenizer.json.encode()]
+        )
     meta = {
         "vocab_size": tokenizer.vocabulary,
         "dtype": np.min_scalar_type(tokenizer.vocabulary - 1).name,
         "tokenizer": tokenizer.name,
-        "fingerprint": fingerprint(source.identity, tokenizer.identity, *(file.sha256 for file in files.values())),
+        "fingerprint": fingerprint(
+            source.identity, tokenizer.identity, *(file.sha256 for file in files.values())
+        ),
         "source": source.identity,
         "documents": sum(shard.documents for shard in shards),
         "files": {name: asdict(file) for name, file in files.items()},

@@ -1,7 +1,8 @@
-"""The embedded corpus: the sources of Python's own standard library, which every machine that runs this has.
+"""The embedded corpus: the sources of Python's own standard library, which every machine that runs
+this has.
 
-About 11 MB. It differs from one version of Python to the next, and between distributions that patch it, so its
-fingerprint is part of every record.
+About 11 MB. It differs from one version of Python to the next, and between distributions that patch
+it, so its fingerprint is part of every record.
 """
 
 import os
@@ -15,16 +16,26 @@ from mupscale.errors import OptionError
 SHARE = 0.08
 """Of the files that may be, held out: about 5 % of the bytes."""
 
-_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib-dynload"}
+_SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "lib-dynload",
+}
 # Written by the build or by the machine's owner: they name local paths, or run local code.
 _SKIPPED_FILES = ("_sysconfigdata", "sitecustomize", "usercustomize")
-# Tables that differ in a few lines and topics that quote each other: held-out ones would have been seen in training.
+# Tables that differ in a few lines and topics that quote each other: held-out ones would have been
+# seen in training.
 _ALIKE = ("encodings/", "pydoc_data/")
 _TOPICS = "pydoc_data/topics.py"
 
 
 def stdlib_documents(root: Path | None = None) -> list[Document]:
-    """Every `.py` of the library without its tests, and the topics of pydoc as text, sorted by POSIX path.
+    """Every `.py` of the library without its tests, and the topics of pydoc as text, sorted by
+    POSIX path.
 
     A file is held out if a hash of its path says so: a new file in a later Python moves no other.
 
@@ -36,7 +47,8 @@ def stdlib_documents(root: Path | None = None) -> list[Document]:
     contents = {name: (root / name).read_bytes() for name in _sources(root)}
     if not contents:
         raise OptionError(
-            f"python-stdlib: this Python has no sources in {root}. Name another corpus, as text:PATH, or use a Python "
+            f"python-stdlib: this Python has no sources in {root}. Name another corpus, as "
+            "text:PATH, or use a Python "
             "that comes with its library as .py files."
         )
     contents |= {f"pydoc_data/topics/{name}.txt": text.encode() for name, text in _topics().items()}
@@ -44,12 +56,18 @@ def stdlib_documents(root: Path | None = None) -> list[Document]:
 
 
 def _part(name: str) -> Part:
-    return "validation" if not name.startswith(_ALIKE) and held_out(name.encode(), SHARE) else "train"
+    return (
+        "validation" if not name.startswith(_ALIKE) and held_out(name.encode(), SHARE) else "train"
+    )
 
 
 def _sources(root: Path) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith("config-")]
+        folders[:] = [
+            name
+            for name in folders
+            if name not in _SKIPPED_FOLDERS and not name.startswith("config-")
+        ]
         for file in files:
             name = (Path(folder) / file).relative_to(root).as_posix()
             if file.endswith(".py") and not file.startswith(_SKIPPED_FILES) and name != _TOPICS:

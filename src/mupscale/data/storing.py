@@ -1,4 +1,6 @@
-"""Files too large for memory: written whole or not at all, checked against their SHA-256, set aside if they changed."""
+"""Files too large for memory: written whole or not at all, checked against their SHA-256, set aside
+if they changed.
+"""
 
 import fcntl
 import hashlib
@@ -17,7 +19,8 @@ from mupscale.errors import StorageError
 from mupscale.records import write_whole
 
 CHUNK_BYTES = 2**22
-# Up to this size a file is hashed whenever it is opened; a larger one if its size or time changed since it last was.
+# Up to this size a file is hashed whenever it is opened; a larger one if its size or time changed
+# since it last was.
 ALWAYS_HASHED_BYTES = 2**26
 _STAMPS = "verified.json"
 
@@ -33,7 +36,11 @@ class Stored:
 def default_cache() -> Path:
     """`$MUPSCALE_CACHE`, else `mupscale` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
     own = os.environ.get("MUPSCALE_CACHE")
-    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mupscale"
+    return (
+        Path(own)
+        if own
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mupscale"
+    )
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes]) -> Stored:
@@ -85,7 +92,9 @@ def _storage(path: Path) -> Generator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """One process at a time prepares a folder; the system frees the lock when its holder dies, however it dies."""
+    """One process at a time prepares a folder; the system frees the lock when its holder dies,
+    however it dies.
+    """
     with _storage(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         file = folder.with_name(f"{folder.name}.lock").open("ab")
@@ -115,7 +124,10 @@ def read_object(path: Path) -> dict[str, Any] | None:
 def stored_files(values: object) -> dict[str, Stored] | None:
     """The files that a manifest lists, None if it lists none that make sense."""
     try:
-        files = {str(name): Stored(int(f["bytes"]), str(f["sha256"])) for name, f in dict(values or {}).items()}  # pyright: ignore[reportArgumentType, reportCallIssue]
+        files = {
+            str(name): Stored(int(f["bytes"]), str(f["sha256"]))
+            for name, f in dict(values or {}).items()
+        }  # pyright: ignore[reportArgumentType, reportCallIssue]
     except (KeyError, TypeError, ValueError):
         return None
     return files if all(Path(name).name == name for name in files) else None
@@ -138,7 +150,9 @@ def difference(folder: Path, files: Mapping[str, Stored]) -> str | None:
         if (name not in fresh or stamps.get(name) != stamp) and _sha256(path) != stored.sha256:
             return f"{path} has changed since it was written (its SHA-256 is another)"
     if fresh and fresh != stamps:
-        with suppress(StorageError):  # a disk that may only be read: the hash is computed again next time
+        with suppress(
+            StorageError
+        ):  # a disk that may only be read: the hash is computed again next time
             write_whole(folder / _STAMPS, json.dumps(fresh).encode())
     return None
 

@@ -12,15 +12,19 @@ from mupscale.errors import MissingExtraError, OptionError
 from mupscale.targets.reasons import reason
 
 END = "<|endoftext|>"
-# How common tokenizers write the end of a document; the first that the vocabulary holds follows each document.
+# How common tokenizers write the end of a document; the first that the vocabulary holds follows
+# each document.
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
-# Longer texts are cut behind a line: a tokenizer keeps some hundred bytes for each token of the text it is given.
+# Longer texts are cut behind a line: a tokenizer keeps some hundred bytes for each token of the
+# text it is given.
 _PIECE_CHARACTERS = 2**20
 
 
 @dataclass(frozen=True)
 class Subwords:
-    """A tokenizer of `tokenizers`; a text that spells out a special token gets ordinary tokens for it."""
+    """A tokenizer of `tokenizers`; a text that spells out a special token gets ordinary tokens for
+    it.
+    """
 
     name: str
     json: str
@@ -37,13 +41,18 @@ class Subwords:
         except MissingExtraError:
             raise
         except Exception as error:  # whatever its parser raises
-            raise OptionError(f"{name} is not a tokenizer: {reason(error)}. Pass the tokenizer.json of one.") from error
+            raise OptionError(
+                f"{name} is not a tokenizer: {reason(error)}. Pass the tokenizer.json of one."
+            ) from error
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
         known: dict[str, int] = inner.get_vocab(with_added_tokens=True)
         if not known:
-            raise OptionError(f"{name} is a tokenizer without a vocabulary. Pass the tokenizer.json of a trained one.")
+            raise OptionError(
+                f"{name} is a tokenizer without a vocabulary. Pass the tokenizer.json of a trained "
+                "one."
+            )
         end = next((known[word] for word in _ENDS if word in known), None)
         return cls(name, text, inner, max(known.values()) + 1, end)
 
@@ -53,14 +62,18 @@ class Subwords:
 
     def encode(self, documents: Sequence[Document]) -> list[Tokens]:
         pieces = [list(_pieces(_text(document))) for document in documents]
-        encoded = iter(self.inner.encode_batch_fast([p for ps in pieces for p in ps], add_special_tokens=False))
+        encoded = iter(
+            self.inner.encode_batch_fast([p for ps in pieces for p in ps], add_special_tokens=False)
+        )
         end = [] if self.end is None else [self.end]
         ids = [[token for _ in ps for token in next(encoded).ids] + end for ps in pieces]
         return [np.array(tokens, dtype=np.uint32) for tokens in ids]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text again, without the ends of documents."""
-        return self.inner.decode([int(t) for t in tokens if t != self.end], skip_special_tokens=False)
+        return self.inner.decode(
+            [int(t) for t in tokens if t != self.end], skip_special_tokens=False
+        )
 
 
 def _tokenizers() -> Any:
@@ -91,10 +104,12 @@ def _pieces(text: str, most: int = _PIECE_CHARACTERS) -> Iterator[str]:
 
 
 def train_bpe(size: int, documents: Iterable[Document]) -> str:
-    """A byte-level BPE of this many tokens, trained on the training part, as the content of a `tokenizer.json`.
+    """A byte-level BPE of this many tokens, trained on the training part, as the content of a
+    `tokenizer.json`.
 
-    Byte-level as GPT-2's, so every text has tokens and decodes to itself. Ties between pairs are broken by their
-    tokens, so the same documents give the same merges. Fewer tokens come out if the text has too few pairs.
+    Byte-level as GPT-2's, so every text has tokens and decodes to itself. Ties between pairs are
+    broken by their tokens, so the same documents give the same merges. Fewer tokens come out if the
+    text has too few pairs.
     """
     tk = _tokenizers()
     inner = tk.Tokenizer(tk.models.BPE())

@@ -8,7 +8,22 @@ from mupscale.data.corpus import Document, without_copies
 from mupscale.errors import OptionError
 from mupscale.targets.reasons import reason
 
-SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".py", ".c", ".h", ".cpp", ".go", ".java", ".js", ".rs", ".ts")
+SUFFIXES = (
+    ".txt",
+    ".text",
+    ".md",
+    ".rst",
+    ".tex",
+    ".py",
+    ".c",
+    ".h",
+    ".cpp",
+    ".go",
+    ".java",
+    ".js",
+    ".rs",
+    ".ts",
+)
 """What is read from a folder; a file that is named itself is read whatever its suffix."""
 
 SHARE = 0.05
@@ -16,17 +31,19 @@ SHARE = 0.05
 
 
 def text_documents(rest: str) -> list[Document]:
-    """The files behind `text:`, paths in the order given, folders walked recursively in the order of POSIX paths.
+    """The files behind `text:`, paths in the order given, folders walked recursively in the order
+    of POSIX paths.
 
-    Hidden files and folders are passed over, links to folders not followed, copies of a content read once. The last
-    5 % of each file is held out, from the start of a line on, so one large file works as well as many small ones;
-    training windows never reach into it.
+    Hidden files and folders are passed over, links to folders not followed, copies of a content
+    read once. The last 5 % of each file is held out, from the start of a line on, so one large file
+    works as well as many small ones; training windows never reach into it.
     """
     files = (found for path in _paths(rest) for found in _files(path))
     whole = without_copies(Document(name, "train", _read(file)) for name, file in files)
     if not whole:
         raise OptionError(
-            f"text:{rest} holds no text: every file is empty, or none in the folder ends in {', '.join(SUFFIXES)}. "
+            f"text:{rest} holds no text: every file is empty, or none in the folder ends in "
+            f"{', '.join(SUFFIXES)}. "
             "Name the files themselves, or another folder."
         )
     return [half for document in whole for half in _halves(document)]
@@ -40,12 +57,16 @@ def _paths(rest: str) -> list[Path]:
         raise OptionError("text: names no path. Write text:PATH, or text:PATH,PATH.")
     for path in paths:
         if not path.exists():
-            raise OptionError(f"text:{rest}: there is no file or folder {path} in {Path.cwd()}. Mend the path.")
+            raise OptionError(
+                f"text:{rest}: there is no file or folder {path} in {Path.cwd()}. Mend the path."
+            )
     return paths
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
-    """Names relative to the path that was given, so that moving a folder leaves its fingerprint as it is."""
+    """Names relative to the path that was given, so that moving a folder leaves its fingerprint as
+    it is.
+    """
     if path.is_file():
         yield path.name, path
         return
@@ -62,7 +83,9 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise OptionError(f"{file} cannot be read: {error.strerror or reason(error)}. Mend its permissions.") from error
+        raise OptionError(
+            f"{file} cannot be read: {error.strerror or reason(error)}. Mend its permissions."
+        ) from error
 
 
 def _halves(document: Document) -> Iterator[Document]:
@@ -73,7 +96,8 @@ def _halves(document: Document) -> Iterator[Document]:
 
 
 def tail_start(content: bytes, share: float = SHARE) -> int:
-    r"""Where the part held out begins: at a line if one starts late enough, otherwise at a character.
+    r"""Where the part held out begins: at a line if one starts late enough, otherwise at a
+    character.
 
     >>> tail_start(b"one\ntwo\nthree\nfour\n", share=0.5)
     14

@@ -1,4 +1,6 @@
-"""A tokenizer by name: bytes as they are, or subwords from a file, from the hub or trained on the corpus."""
+"""A tokenizer by name: bytes as they are, or subwords from a file, from the hub or trained on the
+corpus.
+"""
 
 import hashlib
 import re
@@ -60,14 +62,17 @@ def bpe_size(spec: str) -> int | None:
     number = spec.removeprefix("bpe:").strip()
     if not re.fullmatch(r"\d{1,7}", number) or int(number) <= _BYTES:
         raise OptionError(
-            f"tokenizer {spec!r}: the size must be a whole number from {_BYTES + 1} (every byte, and the end of a "
+            f"tokenizer {spec!r}: the size must be a whole number from {_BYTES + 1} (every byte, "
+            "and the end of a "
             "document) to 9999999. Write bpe:4096."
         )
     return int(number)
 
 
 def open_tokenizer(spec: str) -> Tokenizer:
-    """The tokenizer behind `bytes`, `file:PATH` or `hub:NAME`; `bpe:` needs documents to train on."""
+    """The tokenizer behind `bytes`, `file:PATH` or `hub:NAME`; `bpe:` needs documents to train
+    on.
+    """
     kind, _, rest = spec.partition(":")
     if spec == "bytes":
         return ByteTokenizer()
@@ -80,7 +85,11 @@ def open_tokenizer(spec: str) -> Tokenizer:
 
 def tokenizer_key(spec: str) -> str:
     """What tells one prepared corpus from another: for a file its content, otherwise the name."""
-    return f"file:{hashlib.sha256(_read(_file(spec[5:])).encode()).hexdigest()}" if spec.startswith("file:") else spec
+    return (
+        f"file:{hashlib.sha256(_read(_file(spec[5:])).encode()).hexdigest()}"
+        if spec.startswith("file:")
+        else spec
+    )
 
 
 def _file(rest: str) -> Path:
@@ -93,11 +102,15 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         text = getattr(error, "strerror", None) or reason(error)
-        raise OptionError(f"the tokenizer {path} cannot be read: {text}. Pass a tokenizer.json.") from error
+        raise OptionError(
+            f"the tokenizer {path} cannot be read: {text}. Pass a tokenizer.json."
+        ) from error
 
 
 def _from_hub(name: str) -> Path:
-    """The `tokenizer.json` in the local cache of the hub, else downloaded into it (which no test runs)."""
+    """The `tokenizer.json` in the local cache of the hub, else downloaded into it (which no test
+    runs).
+    """
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
     except ImportError as error:
@@ -107,6 +120,7 @@ def _from_hub(name: str) -> Path:
         return Path(cached if isinstance(cached, str) else hf_hub_download(name, "tokenizer.json"))
     except Exception as error:  # no network, no such repository, no such file
         raise OptionError(
-            f"hub:{name}: its tokenizer.json is neither in the local cache nor to be had: {reason(error)}. "
+            f"hub:{name}: its tokenizer.json is neither in the local cache nor to be had: "
+            f"{reason(error)}. "
             "Pass one that is on the disk, as file:PATH/tokenizer.json."
         ) from error

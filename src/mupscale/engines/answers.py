@@ -1,4 +1,6 @@
-"""What a job answers, as JSON: its result, or the error that it ended with. Nothing that comes back is unpickled."""
+"""What a job answers, as JSON: its result, or the error that it ended with. Nothing that comes back
+is unpickled.
+"""
 
 import errno
 import json
@@ -33,28 +35,38 @@ def outcome_of(job: str, text: str, attempts: int = 1) -> Outcome:
 
 
 def called_here(job: str, function: Callable[[Any], Any], payload: Any) -> Outcome:
-    """The same in this process: the same results and errors, which here keep their real tracebacks."""
+    """The same in this process: the same results and errors, which here keep their real
+    tracebacks.
+    """
     try:
         text = _encoded(function(payload))
     except MupscaleError as error:
         error.add_note(f"in job {job!r}")
         return Outcome(job, failure=Failure("oom" if _is_of_memory(error) else "error", error))
     except (Exception, SystemExit) as error:
-        failure = Failure("oom" if _is_of_memory(error) else "error", _revived(job, _described(error)))
+        failure = Failure(
+            "oom" if _is_of_memory(error) else "error", _revived(job, _described(error))
+        )
         failure.error.__cause__ = error
         return Outcome(job, failure=failure)
     return outcome_of(job, text)
 
 
 def _is_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, by the error or its cause: Python's, numpy's, the system's, torch's on any device."""
+    """Whether memory ran out, by the error or its cause: Python's, numpy's, the system's, torch's
+    on any device.
+    """
     if error is None:
         return False
     return (
         isinstance(error, MemoryError)
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-        or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)  # torch's, which is not imported
-        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))  # torch's on a CPU
+        or any(
+            kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__
+        )  # torch's, which is not imported
+        or (
+            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        )  # torch's on a CPU
         or _is_of_memory(error.__cause__)
     )
 
@@ -70,7 +82,10 @@ def _encoded(result: Any) -> str:
 
 def _refusing(job: str) -> Callable[[str], Any]:
     def refuse(constant: str) -> Any:
-        raise NonFiniteError(f"job {job!r}: its result holds {constant}, which JSON cannot carry. Return None instead.")
+        raise NonFiniteError(
+            f"job {job!r}: its result holds {constant}, which JSON cannot carry. Return None "
+            "instead."
+        )
 
     return refuse
 
@@ -90,7 +105,10 @@ def _described(error: BaseException) -> dict[str, Any]:
 
 def _without_engine(frames: TracebackType | None) -> TracebackType | None:
     """A traceback from where the job's own code begins."""
-    while frames is not None and Path(frames.tb_frame.f_code.co_filename).parent == Path(__file__).parent:
+    while (
+        frames is not None
+        and Path(frames.tb_frame.f_code.co_filename).parent == Path(__file__).parent
+    ):
         frames = frames.tb_next
     return frames
 
@@ -103,7 +121,9 @@ def _revived(job: str, described: dict[str, Any]) -> MupscaleError:
         error = kind.__new__(kind, described["message"])
         error.exit_status = described["exit_status"]
     else:
-        error = JobError(f"job {job!r} failed with {described['summary']}\n{described['tail']}".rstrip())
+        error = JobError(
+            f"job {job!r} failed with {described['summary']}\n{described['tail']}".rstrip()
+        )
     error.add_note(f"in job {job!r}:\n{described['traceback']}")
     return error
 

@@ -26,11 +26,13 @@ def carry_out(
     report: Callable[[int, int], None] = _silent,
     remark: Callable[[str], None] = _silent,
 ) -> dict[str, Any]:
-    """{job: function(payload)} in the order of `jobs`; results are JSON values. The first error ends the others.
+    """{job: function(payload)} in the order of `jobs`; results are JSON values. The first error
+    ends the others.
 
-    With a `ledger`, every result is on disk before `report(done, total)` hears of it, and a job that is there is not
-    run again; the first report then tells how many those are. `about` says what is being run: a ledger of something
-    else is refused. Ctrl-C and SIGTERM end the workers and raise InterruptedJobsError.
+    With a `ledger`, every result is on disk before `report(done, total)` hears of it, and a job
+    that is there is not run again; the first report then tells how many those are. `about` says
+    what is being run: a ledger of something else is refused. Ctrl-C and SIGTERM end the workers and
+    raise InterruptedJobsError.
 
     >>> carry_out(abs, {"a": -1, "b": 2}, engine=Local(workers=0))
     {'a': 1, 'b': 2}
@@ -46,7 +48,9 @@ def carry_out(
 
     try:
         with terminable(), _opened(ledger, about or {}) as book:
-            results |= {job: result for job, result in book.results.items() if job in jobs} if book else {}
+            results |= (
+                {job: result for job, result in book.results.items() if job in jobs} if book else {}
+            )
             if book and book.torn:
                 remark(f"{ledger}: the last line was torn and is dropped; its job is run again.")
             if results:
@@ -56,7 +60,9 @@ def carry_out(
                 _run(engine or Local(), function, missing, keep)
     except KeyboardInterrupt as stop:
         number = signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT
-        raise InterruptedJobsError(number, len(results), len(jobs), str(ledger) if ledger else None) from stop
+        raise InterruptedJobsError(
+            number, len(results), len(jobs), str(ledger) if ledger else None
+        ) from stop
     return {job: results[job] for job in jobs}
 
 
@@ -65,7 +71,10 @@ def _opened(path: Path | None, about: Mapping[str, Any]) -> AbstractContextManag
 
 
 def _run(
-    engine: Engine, function: Callable[[Any], Any], jobs: Mapping[str, Any], keep: Callable[[str, Any], None]
+    engine: Engine,
+    function: Callable[[Any], Any],
+    jobs: Mapping[str, Any],
+    keep: Callable[[str, Any], None],
 ) -> None:
     done = 0
     with engine.session(function) as session:
@@ -92,7 +101,9 @@ class TerminatedError(KeyboardInterrupt):
 
 @contextmanager
 def terminable() -> Generator[None]:
-    """SIGTERM unwinds as Ctrl-C does, unless somebody else catches it or this is not the main thread."""
+    """SIGTERM unwinds as Ctrl-C does, unless somebody else catches it or this is not the main
+    thread.
+    """
 
     def stop(number: int, frame: object) -> None:
         raise TerminatedError

@@ -1,9 +1,10 @@
 """Jobs on a Ray cluster. This file alone knows Ray, which is imported when a session is opened.
 
-Ray chooses the place of a job and tells of nodes that are lost. There, the job runs in a worker process as on this
-machine, under a Ray worker that waits for it: so limits, deaths, and what becomes of processes that a job started are
-the same. Results come back as JSON text; jobs are sent, and that text is carried, by Ray's own transport, which
-pickles: whoever can write to a Ray cluster can run code on it.
+Ray chooses the place of a job and tells of nodes that are lost. There, the job runs in a worker
+process as on this machine, under a Ray worker that waits for it: so limits, deaths, and what
+becomes of processes that a job started are the same. Results come back as JSON text; jobs are sent,
+and that text is carried, by Ray's own transport, which pickles: whoever can write to a Ray cluster
+can run code on it.
 """
 
 import functools
@@ -39,17 +40,20 @@ _OBJECT_STORE_BYTES = 100 << 20  # of a Ray of our own: payloads and answers are
 _LIMIT_CHECK_SECONDS = 0.2
 _KNOCK_SECONDS = 10.0
 
-# A Ray worker that ends would kill its children, so the keeper, before that can end what the job started.
+# A Ray worker that ends would kill its children, so the keeper, before that can end what the job
+# started.
 _LEAVE_KEEPERS = {"RAY_kill_child_processes_on_worker_exit": "false"}
 
 
 @dataclass(frozen=True)
 class Ray:
-    """Each job asks for `cpus` and `gpus`, and for `memory_limit` bytes, beyond which it cannot allocate.
+    """Each job asks for `cpus` and `gpus`, and for `memory_limit` bytes, beyond which it cannot
+    allocate.
 
-    `address` is that of a running cluster, by default what RAY_ADDRESS says; without it, a Ray of our own is started
-    on this machine and ended with the session. A job may be tried `retries` times more when its worker dies; the loss
-    of its node does not count. A job that takes longer than `time_limit` seconds is killed with all that it started.
+    `address` is that of a running cluster, by default what RAY_ADDRESS says; without it, a Ray of
+    our own is started on this machine and ended with the session. A job may be tried `retries`
+    times more when its worker dies; the loss of its node does not count. A job that takes longer
+    than `time_limit` seconds is killed with all that it started.
     """
 
     address: str | None = None
@@ -65,9 +69,13 @@ class Ray:
             if not 0 <= value < float("inf"):
                 raise OptionError(f"{name}={value} cannot be asked for. Choose 0 or more.")
             if value > 1 and value != int(value):
-                raise OptionError(f"{name}={value} cannot be asked for. Choose a whole number, or a part of one.")
+                raise OptionError(
+                    f"{name}={value} cannot be asked for. Choose a whole number, or a part of one."
+                )
         if not self.cpus and not self.gpus:
-            raise OptionError("cpus=0 and gpus=0 ask for nothing. Choose a number above 0 for one of them.")
+            raise OptionError(
+                "cpus=0 and gpus=0 ask for nothing. Choose a number above 0 for one of them."
+            )
 
     @property
     def request(self) -> dict[str, float]:
@@ -96,11 +104,17 @@ def _imported() -> Any:
 
 @contextmanager
 def _connected(ray: Any, address: str | None) -> Generator[None]:
-    """A connection that this process already has is used, and kept, and with it Ray's idle workers."""
+    """A connection that this process already has is used, and kept, and with it Ray's idle
+    workers.
+    """
     if ray.is_initialized():
         yield
         return
-    own = {"num_cpus": usable_cores(), "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    own = {
+        "num_cpus": usable_cores(),
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+    }
     with _same_signals():
         try:
             _knock(address)
@@ -113,7 +127,9 @@ def _connected(ray: Any, address: str | None) -> Generator[None]:
                 )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             fix = "Start it with `ray start --head`, or leave the address out for a Ray of this machine."
-            raise OptionError(f"could not reach Ray at {address or 'this machine'}: {error}. {fix}") from error
+            raise OptionError(
+                f"could not reach Ray at {address or 'this machine'}: {error}. {fix}"
+            ) from error
     try:
         yield
     finally:
@@ -121,7 +137,9 @@ def _connected(ray: Any, address: str | None) -> Generator[None]:
 
 
 def _knock(address: str | None) -> None:
-    """Ray itself tries for minutes; an address without a port (auto, local) is not one that can be tried."""
+    """Ray itself tries for minutes; an address without a port (auto, local) is not one that can be
+    tried.
+    """
     host, _, port = (address or "").rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
@@ -208,7 +226,9 @@ class _Tasks:
         try:
             for ref in running:
                 self._ray.cancel(ref, force=False)
-            _, running = self._ray.wait(running, num_returns=len(running), timeout=GRACE_SECONDS + 2, fetch_local=False)
+            _, running = self._ray.wait(
+                running, num_returns=len(running), timeout=GRACE_SECONDS + 2, fetch_local=False
+            )
         finally:
             for ref in running:
                 self._ray.cancel(ref, force=True)
@@ -217,10 +237,14 @@ class _Tasks:
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def _places(self, node: dict[str, float]) -> int:
-        return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in self._engine.request.items())
+        return min(
+            int(node.get(name, 0) / amount + 1e-9) for name, amount in self._engine.request.items()
+        )
 
     def _refusal(self) -> str:
-        nodes = [{name: node.get(name, 0) for name in self._engine.request} for node in self._nodes()]
+        nodes = [
+            {name: node.get(name, 0) for name in self._engine.request} for node in self._nodes()
+        ]
         has = "; ".join(sorted(_listed(node) for node in nodes)) or "there are none"
         return f"a job asks for {_listed(self._engine.request)}, and no node of the cluster has that ({has}). Ask less."
 
@@ -263,13 +287,24 @@ class _Tasks:
         except (errors.NodeDiedError, errors.ObjectLostError) as error:
             return self._lost(job, _summary(error))
         except errors.OutOfMemoryError as error:
-            return self._attempts.died(job, f"was ended by Ray for its memory ({_summary(error)})", of_memory=True)
+            return self._attempts.died(
+                job, f"was ended by Ray for its memory ({_summary(error)})", of_memory=True
+            )
         except errors.WorkerCrashedError as error:
-            return self._attempts.died(job, f"ended with its Ray worker ({_summary(error)})", of_memory=False)
+            return self._attempts.died(
+                job, f"ended with its Ray worker ({_summary(error)})", of_memory=False
+            )
         except (errors.LocalRayletDiedError, errors.RaySystemError) as error:
-            raise JobError(f"the Ray cluster has gone: {_summary(error)}. Start it, and run the same again.") from error
+            raise JobError(
+                f"the Ray cluster has gone: {_summary(error)}. Start it, and run the same again."
+            ) from error
         except errors.RayError as error:
-            return Outcome(job, failure=Failure("error", JobError(f"Ray could not run job {job!r}: {_summary(error)}")))
+            return Outcome(
+                job,
+                failure=Failure(
+                    "error", JobError(f"Ray could not run job {job!r}: {_summary(error)}")
+                ),
+            )
         if how == "answer":
             return self._attempts.answered(job, value)
         if how == "late":
@@ -281,7 +316,9 @@ class _Tasks:
         self._refreshed = float("-inf")
         if self._losses[job] <= NODE_LOSSES:
             return None
-        error = JobError(f"job {job!r}: its node was lost {self._losses[job]} times; the last time {reason}")
+        error = JobError(
+            f"job {job!r}: its node was lost {self._losses[job]} times; the last time {reason}"
+        )
         return Outcome(job, failure=Failure("died", error), attempts=self._losses[job])
 
     def _check_hope(self) -> None:
@@ -300,7 +337,10 @@ def _listed(resources: dict[str, float]) -> str:
     >>> _listed({"CPU": 2.0, "GPU": 0.5, "memory": 1e9})
     'CPU 2, GPU 0.5, memory 1000000000'
     """
-    return ", ".join(f"{name} {int(amount) if amount == int(amount) else amount}" for name, amount in resources.items())
+    return ", ".join(
+        f"{name} {int(amount) if amount == int(amount) else amount}"
+        for name, amount in resources.items()
+    )
 
 
 def _summary(error: Exception) -> str:
@@ -318,7 +358,9 @@ _End = tuple[Literal["answer"], str] | tuple[Literal["death"], int] | tuple[Lite
 
 
 def _host(function: bytes, payload: bytes, terms: Terms, time_limit: float | None) -> _End:
-    """In a Ray worker: have one attempt made by a worker process below it, which serves the next task too."""
+    """In a Ray worker: have one attempt made by a worker process below it, which serves the next
+    task too.
+    """
     return _hosts().attempt(function, payload, terms, time_limit)
 
 
@@ -328,13 +370,17 @@ def _hosts() -> "_Host":
 
 
 class _Host:
-    """The worker below a Ray worker. Ray may give the next task other GPUs, by the environment: then it is replaced."""
+    """The worker below a Ray worker. Ray may give the next task other GPUs, by the environment:
+    then it is replaced.
+    """
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
         self._made_for: object = None
 
-    def attempt(self, function: bytes, payload: bytes, terms: Terms, time_limit: float | None) -> _End:
+    def attempt(
+        self, function: bytes, payload: bytes, terms: Terms, time_limit: float | None
+    ) -> _End:
         worker = self._fitting(function, terms)
         worker.assign(payload)
         try:
@@ -374,7 +420,9 @@ def _awaited(worker: Worker, time_limit: float | None) -> _End:
         selector.register(worker.requests, selectors.EVENT_WRITE)
         while time.monotonic() < end:
             # Awake now and then: an interrupt by Ray does not end the waiting.
-            for event, _ in selector.select(min(_LIMIT_CHECK_SECONDS, max(0.0, end - time.monotonic()))):
+            for event, _ in selector.select(
+                min(_LIMIT_CHECK_SECONDS, max(0.0, end - time.monotonic()))
+            ):
                 if event.fileobj is worker.requests:
                     if worker.send():
                         selector.unregister(worker.requests)

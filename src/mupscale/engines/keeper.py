@@ -1,8 +1,10 @@
-"""The keeper: a process between the driver and its worker, so that nothing that a job started outlives the worker.
+"""The keeper: a process between the driver and its worker, so that nothing that a job started
+outlives the worker.
 
-A job may start processes, in sessions of their own too (torchrun's ranks are), which no signal to a group reaches.
-Linux hands the orphans among them to the keeper, which ends them when the worker has ended, for whatever reason: by
-itself, killed, or because the driver was killed. The keeper runs nothing of a job's, so no job can hold it up.
+A job may start processes, in sessions of their own too (torchrun's ranks are), which no signal to a
+group reaches. Linux hands the orphans among them to the keeper, which ends them when the worker has
+ended, for whatever reason: by itself, killed, or because the driver was killed. The keeper runs
+nothing of a job's, so no job can hold it up.
 """
 
 import ctypes
@@ -21,7 +23,9 @@ GRACE_SECONDS = 5.0
 """How long a worker may take to leave, for a job that saves its state when it is asked to stop."""
 
 END_NOW = signal.SIGHUP
-"""To a keeper: end the worker and all that it started. Linux sends it when the driver's thread has ended."""
+"""To a keeper: end the worker and all that it started. Linux sends it when the driver's thread has
+ended.
+"""
 
 _END_SECONDS = 3.0  # after SIGKILL: only a process that waits for a broken disk takes longer
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -29,8 +33,12 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 def fork_kept(driver: int) -> None:
     """Return in a new process, the worker; this one keeps it, and ends as it does."""
-    before = {number: signal.signal(number, _note) for number in (END_NOW, signal.SIGTERM, signal.SIGCHLD)}
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal, and the driver decides
+    before = {
+        number: signal.signal(number, _note) for number in (END_NOW, signal.SIGTERM, signal.SIGCHLD)
+    }
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches every process of a terminal, and the driver decides
     heard, notes = os.pipe()
     os.set_blocking(notes, False)
     signal.set_wakeup_fd(notes)
@@ -48,7 +56,9 @@ def fork_kept(driver: int) -> None:
         os._exit(1)
     for number, handler in (before | {signal.SIGTERM: signal.SIG_DFL}).items():
         signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # the driver held these back
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM}
+    )  # the driver held these back
 
 
 def _note(number: int, frame: FrameType | None) -> None:
@@ -62,7 +72,9 @@ def _control(what: int, value: int) -> None:
 
 
 class _Family:
-    """The worker and its descendants; on Linux, those whose parent ended become children of this process."""
+    """The worker and its descendants; on Linux, those whose parent ended become children of this
+    process.
+    """
 
     def __init__(self, worker: int) -> None:
         self.worker, self.is_left = worker, True
@@ -98,7 +110,9 @@ def _keep(family: _Family, driver: int, heard: int) -> NoReturn:
         numbers = _heard(heard, seconds=min(1.0, deadline - time.monotonic()))
         if END_NOW in numbers:
             break
-        if signal.SIGTERM in numbers:  # to all: a training script that was started may save its state too
+        if (
+            signal.SIGTERM in numbers
+        ):  # to all: a training script that was started may save its state too
             family.send(signal.SIGTERM)
             deadline = time.monotonic() + GRACE_SECONDS + 1  # the driver's own patience ends before
         family.reap()
@@ -106,7 +120,9 @@ def _keep(family: _Family, driver: int, heard: int) -> NoReturn:
             break
     family.end()
     if os.getppid() != driver:
-        os.killpg(0, signal.SIGKILL)  # where the system hands no orphans to us, this still finds most
+        os.killpg(
+            0, signal.SIGKILL
+        )  # where the system hands no orphans to us, this still finds most
     _end_as(family.status)
 
 
@@ -132,7 +148,10 @@ def _processes() -> Iterator[tuple[int, int]]:
     """Each with its parent."""
     with suppress(FileNotFoundError):
         for name in filter(str.isdigit, os.listdir("/proc")):
-            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # it may have ended meanwhile
+            with (
+                suppress(OSError),
+                open(f"/proc/{name}/stat", "rb") as file,
+            ):  # it may have ended meanwhile
                 yield int(name), int(file.read().rpartition(b")")[2].split()[1])
 
 

@@ -1,4 +1,6 @@
-"""Finished jobs as JSON lines that only grow: what is being run first, then a line for each result."""
+"""Finished jobs as JSON lines that only grow: what is being run first, then a line for each
+result.
+"""
 
 import fcntl
 import json
@@ -30,7 +32,8 @@ class Ledger:
 
     @staticmethod
     def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What is being run and the results so far, also while another process has it open; nothing is changed.
+        """What is being run and the results so far, also while another process has it open; nothing
+        is changed.
 
         A line that is being written, or was torn, is left out.
         """
@@ -38,7 +41,9 @@ class Ledger:
         return _understood(path, rows)
 
     def append(self, job: str, result: Any) -> None:
-        """On disk when this returns; on a disk that will not take it, the ledger stays as it was."""
+        """On disk when this returns; on a disk that will not take it, the ledger stays as it
+        was.
+        """
         line = _line({"job": job, "result": result}, f"job {job!r}")
         size = os.fstat(self._file).st_size
         try:
@@ -58,7 +63,10 @@ class Ledger:
         """Leave these jobs out, so that they are run again."""
         (header, *_), _ = read_lines(self.path)
         kept = {job: result for job, result in self.results.items() if job not in jobs}
-        lines = [_line(header, "what is being run"), *(_line({"job": job, "result": kept[job]}, job) for job in kept)]
+        lines = [
+            _line(header, "what is being run"),
+            *(_line({"job": job, "result": kept[job]}, job) for job in kept),
+        ]
         write_whole(self.path, b"".join(lines))
         os.close(self._file)
         self._file = _opened(self.path, os.O_WRONLY | os.O_APPEND)
@@ -68,14 +76,19 @@ class Ledger:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         os.close(self._file)
         os.close(self._lock)
 
 
 def _locked(path: Path) -> int:
-    """A lock beside the ledger (which itself is replaced when it is repaired). The system drops it with the process."""
+    """A lock beside the ledger (which itself is replaced when it is repaired). The system drops it
+    with the process.
+    """
     file = _opened(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT)
     try:
         _claim(file, path)
@@ -91,7 +104,9 @@ def _opened(path: Path, flags: int) -> int:
         return os.open(path, flags, 0o644)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(f"could not open {path}: {reason}. Free some room or choose another folder.") from error
+        raise StorageError(
+            f"could not open {path}: {reason}. Free some room or choose another folder."
+        ) from error
 
 
 def _claim(file: int, path: Path) -> None:
@@ -100,18 +115,23 @@ def _claim(file: int, path: Path) -> None:
     except BlockingIOError as error:
         owner = os.read(file, 20).decode(errors="replace") or "its number is not known"
         raise OptionError(
-            f"{path} is in use by another process ({owner}). Wait until it has ended, or choose another folder."
+            f"{path} is in use by another process ({owner}). Wait until it has ended, or choose "
+            "another folder."
         ) from error
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(f"could not lock {path}: {reason}. Choose a folder on a disk of this machine.") from error
+        raise StorageError(
+            f"could not lock {path}: {reason}. Choose a folder on a disk of this machine."
+        ) from error
     with suppress(OSError):  # on a full disk it is not told who has it
         os.ftruncate(file, 0)
         _write(file, str(os.getpid()).encode())
 
 
 def _prepared(path: Path, about: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The results so far, in a file that is whole: begun, or repaired if it has to be, which the second value says."""
+    """The results so far, in a file that is whole: begun, or repaired if it has to be, which the
+    second value says.
+    """
     header = _line({"about": about}, "what is being run")
     rows, torn = read_lines(path)
     if not rows and not torn:
@@ -121,7 +141,8 @@ def _prepared(path: Path, about: Mapping[str, Any]) -> tuple[dict[str, Any], boo
     changed = list(differences(old, json.loads(header)["about"]))
     if changed:
         raise OptionError(
-            f"{path} holds the jobs of another config ({'; '.join(changed)}). Choose another folder, or the "
+            f"{path} holds the jobs of another config ({'; '.join(changed)}). Choose another "
+            "folder, or the "
             "settings that it was begun with."
         )
     if torn:
@@ -132,11 +153,16 @@ def _prepared(path: Path, about: Mapping[str, Any]) -> tuple[dict[str, Any], boo
 def _understood(path: Path, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is being run, and the results."""
     if not rows or rows[0].keys() != {"about"}:
-        raise StorageError(f"{path} is not a ledger of jobs: its first line does not say what was run. Choose another.")
+        raise StorageError(
+            f"{path} is not a ledger of jobs: its first line does not say what was run. Choose "
+            "another."
+        )
     results: dict[str, Any] = {}
     for number, row in enumerate(rows[1:], start=2):
         if row.keys() != {"job", "result"} or row["job"] in results:
-            raise StorageError(f"{path}, line {number} is not the result of one job. Restore the file from a copy.")
+            raise StorageError(
+                f"{path}, line {number} is not the result of one job. Restore the file from a copy."
+            )
         results[row["job"]] = row["result"]
     return rows[0]["about"], results
 
@@ -149,7 +175,9 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old | new:
-            yield from differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else key)
+            yield from differences(
+                old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else key
+            )
     elif old != new:
         yield f"{name}: {_shown(old)} → {_shown(new)}"
 
@@ -162,7 +190,9 @@ def _line(row: Mapping[str, Any], what: str) -> bytes:
     try:
         return json.dumps(row, allow_nan=False).encode() + b"\n"
     except ValueError as error:
-        raise NonFiniteError(f"{what} holds NaN or infinity, which JSON cannot carry. Use None instead.") from error
+        raise NonFiniteError(
+            f"{what} holds NaN or infinity, which JSON cannot carry. Use None instead."
+        ) from error
     except TypeError as error:
         raise OptionError(f"{what} cannot be written as JSON: {error}.") from error
 

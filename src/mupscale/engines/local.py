@@ -23,9 +23,10 @@ from mupscale.errors import OptionError
 class Local:
     """`workers` processes, by default one a core; 0 runs the jobs one by one in this process.
 
-    A worker that dies costs an attempt of the job that it had, which is tried `retries` times more. A job that takes
-    longer than `time_limit` seconds is killed with all that it started. A worker cannot allocate more than
-    `memory_limit` bytes (nor can any process that it starts: the limit is one for each).
+    A worker that dies costs an attempt of the job that it had, which is tried `retries` times more.
+    A job that takes longer than `time_limit` seconds is killed with all that it started. A worker
+    cannot allocate more than `memory_limit` bytes (nor can any process that it starts: the limit is
+    one for each).
 
     >>> with Local(workers=2).session(lambda n: n * n) as session:
     ...     session.submit("three", 3)
@@ -45,7 +46,9 @@ class Local:
         for name, limit in (("time_limit", self.time_limit), ("memory_limit", self.memory_limit)):
             if self.workers == 0 and limit is not None:
                 fix = "Choose 1 worker or more, or no limit."
-                raise OptionError(f"{name}={limit} cannot be kept in this process (workers=0). {fix}")
+                raise OptionError(
+                    f"{name}={limit} cannot be kept in this process (workers=0). {fix}"
+                )
 
     @contextmanager
     def session(self, function: Callable[[Any], Any]) -> Generator[Session]:
@@ -88,7 +91,9 @@ class _Pool:
     """Workers, the jobs that wait for them, and one selector that hears from all of them."""
 
     def __init__(self, function: Callable[[Any], Any], engine: Local) -> None:
-        self._function = pickled(f"the function {getattr(function, '__qualname__', function)!r}", function)
+        self._function = pickled(
+            f"the function {getattr(function, '__qualname__', function)!r}", function
+        )
         self._terms = Terms.from_here(memory_limit=engine.memory_limit)
         self._attempts, self._time_limit = Attempts(engine.retries), engine.time_limit
         self.capacity = usable_cores() if engine.workers is None else engine.workers
@@ -96,7 +101,9 @@ class _Pool:
         self._workers: set[Worker] = set()
         self._idle: set[Worker] = set()
         self._assigned: dict[Worker, tuple[str, Any]] = {}
-        self._deadlines: deque[tuple[float, Worker, tuple[str, Any]]] = deque()  # in order: the limit is one for all
+        self._deadlines: deque[tuple[float, Worker, tuple[str, Any]]] = (
+            deque()
+        )  # in order: the limit is one for all
         self._late: set[Worker] = set()
         self._ended: list[Outcome] = []
         self._selector = selectors.DefaultSelector()
@@ -194,7 +201,9 @@ class _Pool:
             self._late.remove(worker)
             outcome = self._attempts.late(assigned[0], self._time_limit)
         else:
-            outcome = self._attempts.died(assigned[0], ending(status), of_memory=status == -signal.SIGKILL)
+            outcome = self._attempts.died(
+                assigned[0], ending(status), of_memory=status == -signal.SIGKILL
+            )
         if outcome is not None:
             self._ended.append(outcome)
         else:

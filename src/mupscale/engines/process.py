@@ -1,4 +1,6 @@
-"""One worker process as the driver sees it: its two pipes, the job that it has, and how it ended."""
+"""One worker process as the driver sees it: its two pipes, the job that it has, and how it
+ended.
+"""
 
 import json
 import os
@@ -40,20 +42,28 @@ class Terms:
     memory_limit: int | None = None
 
     @classmethod
-    def from_here(cls, *, folder: str | None = None, threads: int = 1, memory_limit: int | None = None) -> Self:
+    def from_here(
+        cls, *, folder: str | None = None, threads: int = 1, memory_limit: int | None = None
+    ) -> Self:
         """A worker on these finds what this process finds."""
         path = tuple(os.fspath(entry) for entry in sys.path)
         return cls(path, os.environ.get("PYTHONPATH"), folder, threads, memory_limit)
 
     @property
     def environment(self) -> dict[str, str]:
-        """By this path it finds mupscale as we did; it gets our own PYTHONPATH back as soon as it has started."""
+        """By this path it finds mupscale as we did; it gets our own PYTHONPATH back as soon as it
+        has started.
+        """
         path = os.pathsep.join(map(os.path.abspath, self.path))
         return {"PYTHONPATH": path} | dict.fromkeys(_THREADS, str(self.threads))
 
     @property
     def message(self) -> bytes:
-        setup = {"path": self.path, "pythonpath": self.pythonpath, "memory_limit": self.memory_limit}
+        setup = {
+            "path": self.path,
+            "pythonpath": self.pythonpath,
+            "memory_limit": self.memory_limit,
+        }
         return json.dumps(setup).encode()
 
 
@@ -102,14 +112,18 @@ class Worker:
         return message.decode()
 
     def leave(self) -> None:
-        """Ask an idle worker to end, which the end of its requests does, and a busy one by a signal."""
+        """Ask an idle worker to end, which the end of its requests does, and a busy one by a
+        signal.
+        """
         if self.is_busy:
             self._signal(signal.SIGTERM)
         self.requests.close()
         self.answers.close()
 
     def end_now(self) -> None:
-        """Have it killed with all that it started; the end of its answers says when that is done."""
+        """Have it killed with all that it started; the end of its answers says when that is
+        done.
+        """
         self._signal(END_NOW)
 
     @property
@@ -117,7 +131,9 @@ class Worker:
         """Its number stays taken, so that its group can be killed by it."""
         if self._process.returncode is not None or not hasattr(os, "waitid"):
             return self._process.poll() is not None
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return (
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        )
 
     def wait(self, deadline: float) -> None:
         while not self.has_ended and time.monotonic() < deadline:
@@ -144,7 +160,9 @@ class Worker:
 
 @contextmanager
 def signals_held() -> Generator[None]:
-    """Requests to stop wait until this is left; a worker that is started inside inherits that until it is ready."""
+    """Requests to stop wait until this is left; a worker that is started inside inherits that until
+    it is ready.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -190,7 +208,8 @@ def ending(status: int) -> str:
 
 _HINTS = {
     "SIGKILL": " (the system does that when memory runs out)",
-    "SIGILL": " (some virtual machines announce AMX and do not have it: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16)",
+    "SIGILL": " (some virtual machines announce AMX and do not have it: set "
+    "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16)",
 }
 
 

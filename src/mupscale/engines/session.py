@@ -1,4 +1,6 @@
-"""What engines have in common: a session takes jobs at any time, and tells of each when it has ended."""
+"""What engines have in common: a session takes jobs at any time, and tells of each when it has
+ended.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,7 +14,9 @@ FailureKind = Literal["error", "oom", "timeout", "died"]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a job has no result: it raised, ran out of memory or of time, or its worker died each time."""
+    """Why a job has no result: it raised, ran out of memory or of time, or its worker died each
+    time.
+    """
 
     kind: FailureKind
     error: MupscaleError
@@ -41,7 +45,9 @@ class Session(Protocol):
         ...
 
     def finished(self, timeout: float | None = None) -> list[Outcome]:
-        """Wait until a job has ended, and tell of all that have; [] after `timeout` seconds, or if none is left."""
+        """Wait until a job has ended, and tell of all that have; [] after `timeout` seconds, or if
+        none is left.
+        """
         ...
 
 

@@ -1,6 +1,8 @@
-"""`python -m mupscale.engines.worker`: a process that waits for jobs on its input until the input ends.
+"""`python -m mupscale.engines.worker`: a process that waits for jobs on its input until the input
+ends.
 
-It gets one message that sets it up, one with the function, and then one for each job, which it answers.
+It gets one message that sets it up, one with the function, and then one for each job, which it
+answers.
 """
 
 import json
@@ -30,14 +32,19 @@ def main() -> None:
 
 
 def _protected_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the driver, out of reach of jobs that print, read their input, or start processes."""
+    """The pipes to the driver, out of reach of jobs that print, read their input, or start
+    processes.
+    """
     requests, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    # A process that a job forks must not keep them open: the driver knows by their end that this one has died.
-    os.register_at_fork(after_in_child=lambda: [os.dup2(nowhere, pipe) for pipe in (requests, answers)])
+    # A process that a job forks must not keep them open: the driver knows by their end that this
+    # one has died.
+    os.register_at_fork(
+        after_in_child=lambda: [os.dup2(nowhere, pipe) for pipe in (requests, answers)]
+    )
     return os.fdopen(requests, "rb"), os.fdopen(answers, "wb")
 
 
@@ -52,9 +59,13 @@ def _set_up(path: list[str], pythonpath: str | None, memory_limit: int | None) -
 
 
 def _limit_memory(limit: int) -> None:
-    """Of what is allocated: a limit on the address space counts torch's libraries too, and CUDA cannot start in it."""
+    """Of what is allocated: a limit on the address space counts torch's libraries too, and CUDA
+    cannot start in it.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most)
+    )
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:

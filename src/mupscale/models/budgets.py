@@ -1,6 +1,8 @@
-"""How long a model is trained: the paper's rules for tokens, batch, iterations and warmup, and the rows of its tables.
+"""How long a model is trained: the paper's rules for tokens, batch, iterations and warmup, and the
+rows of its tables.
 
-The rules are those that its tables follow. Its text prints another constant for the batch: `printed`.
+The rules are those that its tables follow. Its text prints another constant for the batch:
+`printed`.
 """
 
 import math
@@ -46,7 +48,8 @@ def printed_tokens(non_embedding: int, tokens_per_parameter: int) -> int:
     hundredths = round(non_embedding / 10_000)
     if hundredths < 1 or tokens_per_parameter < 1:
         raise DimensionError(
-            f"{tokens_per_parameter} tokens for each of {non_embedding} parameters is no budget: parameters are "
+            f"{tokens_per_parameter} tokens for each of {non_embedding} parameters is no budget: "
+            "parameters are "
             "counted in units of 10,000. Use the number of tokens itself: budget(tokens)."
         )
     return hundredths * 10_000 * tokens_per_parameter
@@ -63,13 +66,17 @@ def batch_sequences(tokens: int, rule: BatchRule = "table") -> int:
     return math.ceil(BATCH_CONSTANTS[rule] * math.sqrt(tokens))
 
 
-def warmup_iterations(iterations: int, batch_sequences: int, sequence_tokens: int = SEQUENCE_TOKENS) -> int:
+def warmup_iterations(
+    iterations: int, batch_sequences: int, sequence_tokens: int = SEQUENCE_TOKENS
+) -> int:
     """Steps of linear warmup: 2 % of all, but no more than 375 million tokens.
 
     >>> warmup_iterations(3075, 32), warmup_iterations(1_000_000, 512)
     (61, 89)
     """
-    return min(int(WARMUP_SHARE * iterations), int(WARMUP_TOKENS / (batch_sequences * sequence_tokens)))
+    return min(
+        int(WARMUP_SHARE * iterations), int(WARMUP_TOKENS / (batch_sequences * sequence_tokens))
+    )
 
 
 def budget(tokens: int, rule: BatchRule = "table") -> Budget:
@@ -118,7 +125,8 @@ def table_row(name: str, rule: BatchRule = "table") -> TableRow:
     if tpp is None:
         known = ", ".join(one.name for one in CONFIGURATIONS.values() if one.tokens_per_parameter)
         raise OptionError(
-            f"{name} is not trained to a number of tokens per parameter: it has no row. These have: {known}."
+            f"{name} is not trained to a number of tokens per parameter: it has no row. These "
+            f"have: {known}."
         )
     config, counts = chosen.model, parameter_counts(chosen.model)
     return TableRow(

@@ -1,13 +1,15 @@
-"""A GPT with grouped-query attention: the paper's model, and the options that a small copy of a modern model needs.
+"""A GPT with grouped-query attention: the paper's model, and the options that a small copy of a
+modern model needs.
 
-It is an ordinary torch module with ordinary initialization. Scaling is not its business: a plan gives rates and
-initialization from outside, and reads what the model is from the names of its modules and from `config`.
+It is an ordinary torch module with ordinary initialization. Scaling is not its business: a plan
+gives rates and initialization from outside, and reads what the model is from the names of its
+modules and from `config`.
 
 Suffixes of tensors say their shape:
 
-    B  sequences in the batch        H  query heads            F  hidden units of the feed-forward part
-    T  tokens in a sequence          K  key/value heads        V  vocabulary
-    C  width (channels)              D  head_dim               E  half of head_dim, the pairs that RoPE turns
+    B  sequences in the batch        H  query heads            F  hidden units of the feed-forward
+    part T  tokens in a sequence          K  key/value heads        V  vocabulary C  width
+    (channels)              D  head_dim               E  half of head_dim, the pairs that RoPE turns
 """
 
 import math
@@ -79,13 +81,23 @@ class GPTConfig:
                 raise UnknownNameError(name, getattr(self, name), known)
         for name in _MULTIPLIERS:
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise OptionError(f"{name}={value!r} is not a number above 0. It multiplies; 1 leaves things alone.")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value < math.inf
+            ):
+                raise OptionError(
+                    f"{name}={value!r} is not a number above 0. It multiplies; 1 leaves things "
+                    "alone."
+                )
         self._check_heads()
 
     def _sizes(self) -> dict[str, object]:
         optional = {name: getattr(self, name) for name in ("n_kv_heads", "head_dim", "d_ff")}
-        required = {name: getattr(self, name) for name in ("width", "depth", "n_heads", "vocabulary", "context")}
+        required = {
+            name: getattr(self, name)
+            for name in ("width", "depth", "n_heads", "vocabulary", "context")
+        }
         return required | {name: value for name, value in optional.items() if value is not None}
 
     def _check_heads(self) -> None:
@@ -96,11 +108,15 @@ class GPTConfig:
             )
         if self.head_dim is None and self.width % self.n_heads:
             raise DimensionError(
-                f"width={self.width} is not a multiple of n_heads={self.n_heads}, so head_dim cannot follow from them. "
-                f"Give head_dim, or choose a divisor of {self.width} for n_heads: {_divisors(self.width)}."
+                f"width={self.width} is not a multiple of n_heads={self.n_heads}, so head_dim "
+                "cannot follow from them. "
+                f"Give head_dim, or choose a divisor of {self.width} for n_heads: "
+                f"{_divisors(self.width)}."
             )
         if self.positions == "rope" and self.head_size % 2:
-            raise DimensionError(f"head_dim={self.head_size} is odd, and RoPE turns pairs. Choose an even head_dim.")
+            raise DimensionError(
+                f"head_dim={self.head_size} is odd, and RoPE turns pairs. Choose an even head_dim."
+            )
 
     @property
     def kv_heads(self) -> int:
@@ -122,11 +138,16 @@ class GPTConfig:
     @property
     def score_scale(self) -> float:
         """What the products of queries and keys are multiplied by."""
-        scale = 1 / math.sqrt(self.head_size) if self.attention_scale == "1/sqrt_d" else 1 / self.head_size
+        scale = (
+            1 / math.sqrt(self.head_size)
+            if self.attention_scale == "1/sqrt_d"
+            else 1 / self.head_size
+        )
         return self.attention_multiplier * scale
 
     def resized(self, **changes: int) -> "GPTConfig":
-        """The shape at other sizes, `r` among them. Heads follow a new width at the same size and r, as does `d_ff`.
+        """The shape at other sizes, `r` among them. Heads follow a new width at the same size and
+        r, as does `d_ff`.
 
         >>> GPTConfig(width=128, depth=4, n_heads=8, n_kv_heads=4).resized(width=256).n_kv_heads
         8
@@ -146,8 +167,8 @@ class GPTConfig:
     def to_dict(self) -> dict[str, Any]:
         """The same in the names of Hugging Face's configs, by which `mupscale.read` knows them.
 
-        `attention_multiplier` is there the whole factor on the scores (Granite's meaning), and left out where that is
-        the usual 1/√head_dim.
+        `attention_multiplier` is there the whole factor on the scores (Granite's meaning), and left
+        out where that is the usual 1/√head_dim.
         """
         usual = self.score_scale == 1 / math.sqrt(self.head_size)
         return {
@@ -173,7 +194,12 @@ _CHOICES = {
     "feed_forward": get_args(FeedForward),
     "attention_scale": get_args(AttentionScale),
 }
-_MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "logit_scale", "attention_multiplier")
+_MULTIPLIERS = (
+    "embedding_multiplier",
+    "residual_multiplier",
+    "logit_scale",
+    "attention_multiplier",
+)
 
 
 def _divisors(number: int) -> str:
@@ -187,7 +213,9 @@ def _divisors(number: int) -> str:
 
 
 def draw_(weight: Tensor) -> None:
-    if not weight.is_meta:  # where there is nothing to draw, and torch takes seconds to find that out
+    if (
+        not weight.is_meta
+    ):  # where there is nothing to draw, and torch takes seconds to find that out
         nn.init.normal_(weight, std=INIT_STD)
 
 
@@ -207,7 +235,9 @@ class Embedding(nn.Embedding):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Computed as exactly as its gain is stored: under autocast, queries and keys come in a narrower type."""
+    """Computed as exactly as its gain is stored: under autocast, queries and keys come in a
+    narrower type.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.weight is not None
@@ -229,8 +259,11 @@ class Rotation(NamedTuple):
 
     @staticmethod
     def of(length: int, head_dim: int, like: Tensor) -> "Rotation":
-        # Made anew each time, which costs little: a buffer would be lost when a model leaves the meta device.
-        exponents_E = torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float32) / head_dim
+        # Made anew each time, which costs little: a buffer would be lost when a model leaves the
+        # meta device.
+        exponents_E = (
+            torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float32) / head_dim
+        )
         times_T = torch.arange(length, device=like.device, dtype=torch.float32)
         angles_T1E = torch.outer(times_T, ROPE_BASE**-exponents_E)[:, None]
         return Rotation(angles_T1E.cos().to(like.dtype), angles_T1E.sin().to(like.dtype))
@@ -277,7 +310,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.width, config.hidden) if config.feed_forward == "swiglu" else None
+        self.gate_proj = (
+            Linear(config.width, config.hidden) if config.feed_forward == "swiglu" else None
+        )
         self.up_proj = Linear(config.width, config.hidden)
         self.down_proj = Linear(config.hidden, config.width)
 
@@ -305,7 +340,9 @@ class Block(nn.Module):
 class ParameterCounts(NamedTuple):
     total: int
     non_embedding: int
-    """With the readout, without the tables of tokens and positions (the paper's count). A tied table is the readout."""
+    """With the readout, without the tables of tokens and positions (the paper's count). A tied
+    table is the readout.
+    """
 
 
 class GPT(nn.Module):
@@ -315,14 +352,18 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.tokens = Embedding(config.vocabulary, config.width)
-        self.positions = Embedding(config.context, config.width) if config.positions == "learned" else None
+        self.positions = (
+            Embedding(config.context, config.width) if config.positions == "learned" else None
+        )
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.final_norm = make_norm(config, config.width)
         self.readout = Linear(config.width, config.vocabulary)
         self._tie()
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Logits; with targets, the mean cross-entropy in nats, where a target of -100 does not count."""
+        """Logits; with targets, the mean cross-entropy in nats, where a target of -100 does not
+        count.
+        """
         x_BTC = self._embed(tokens_BT)
         rotation = self._rotation(x_BTC)
         for block in self.blocks:
@@ -341,7 +382,8 @@ class GPT(nn.Module):
         length = tokens_BT.shape[1]
         if length > self.config.context:
             raise DimensionError(
-                f"a sequence of {length} tokens is longer than context={self.config.context}, and there is no position "
+                f"a sequence of {length} tokens is longer than context={self.config.context}, and "
+                "there is no position "
                 "for what is beyond. Cut the sequences, or build the model with a larger context."
             )
         positions_TC = self.positions(torch.arange(length, device=tokens_BT.device))
@@ -355,7 +397,9 @@ class GPT(nn.Module):
     def parameter_counts(self) -> ParameterCounts:
         total = sum(parameter.numel() for parameter in self.parameters())
         tables = [self.positions, None if self.config.tied else self.tokens]
-        return ParameterCounts(total, total - sum(table.weight.numel() for table in tables if table is not None))
+        return ParameterCounts(
+            total, total - sum(table.weight.numel() for table in tables if table is not None)
+        )
 
     def _tie(self) -> None:
         if self.config.tied:

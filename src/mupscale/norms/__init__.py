@@ -1,6 +1,11 @@
 """Norms of weight matrices and of their updates: spectral, expected, and of a repeated matrix."""
 
-from mupscale.norms.expected import Distribution, Estimate, expected_operator_norm, rms_operator_norm
+from mupscale.norms.expected import (
+    Distribution,
+    Estimate,
+    expected_operator_norm,
+    rms_operator_norm,
+)
 from mupscale.norms.repetition import repeat
 from mupscale.norms.spectral import Method, SpectralNorm, spectral_norm
 

@@ -1,14 +1,16 @@
-"""The largest singular value by block power iteration, with a bound that holds for the *largest* one.
+"""The largest singular value by block power iteration, with a bound that holds for the *largest*
+one.
 
-A small residual proves that *a* singular value is near, not that none is larger. With B = WᵀW, orthonormal rows V and
-P = I − VᵀV, what V misses lives in C = PBP, and a bound μ on its top eigenvalue is needed:
+A small residual proves that *a* singular value is near, not that none is larger. With B = WᵀW,
+orthonormal rows V and P = I − VᵀV, what V misses lives in C = PBP, and a bound μ on its top
+eigenvalue is needed:
 
-1. λ₁(C) ≤ tr C = ‖W‖_F² − tr VBVᵀ. That is free, and enough where a few directions hold most of the matrix, as in an
-   optimizer's update.
-2. Otherwise fresh random directions, which know nothing of the warm start, look for it. For a Gaussian row g,
-   ‖gC^j‖ ≥ λ₁(C)^j |⟨u, g⟩| with u the top eigenvector of C, and |⟨u, g⟩| < t for all of b rows has a probability of
-   at most (t√(2/π))^b. So, unless that happens, λ₁(C) ≤ μ = (max_i ‖g_i C^j‖ / t)^(1/j): Dixon 1983; Kuczyński &
-   Woźniakowski 1992.
+1. λ₁(C) ≤ tr C = ‖W‖_F² − tr VBVᵀ. That is free, and enough where a few directions hold most of the
+   matrix, as in an optimizer's update.
+2. Otherwise fresh random directions, which know nothing of the warm start, look for it. For a
+   Gaussian row g, ‖gC^j‖ ≥ λ₁(C)^j |⟨u, g⟩| with u the top eigenvector of C, and |⟨u, g⟩| < t for
+   all of b rows has a probability of at most (t√(2/π))^b. So, unless that happens, λ₁(C) ≤ μ =
+   (max_i ‖g_i C^j‖ / t)^(1/j): Dixon 1983; Kuczyński & Woźniakowski 1992.
 
 With T = VBVᵀ, R = VB − TV and θ = λ₁(T) > μ, the Schur complement of λ − B then gives
 θ ≤ λ₁(B) ≤ λ₁(T + RRᵀ/(θ − μ)).
@@ -22,22 +24,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Rows in V, in a test and in a start. An Adam update has a few large singular values: λ₂/λ₁ is about 0.8, but λ₁₇/λ₁
-# only 0.1, so that two or three applications of B settle most updates. Of sizes from 6 to 24 this was the fastest.
+# Rows in V, in a test and in a start. An Adam update has a few large singular values: λ₂/λ₁ is
+# about 0.8, but λ₁₇/λ₁ only 0.1, so that two or three applications of B settle most updates. Of
+# sizes from 6 to 24 this was the fastest.
 ROWS = 16
 DEPTHS = (3, 4, 5)  # for each round, how often its test may apply C
 FAILURE = 1e-6  # probability that a bound of any round does not hold
 OVERLAP = math.sqrt(math.pi / 2) * (FAILURE / len(DEPTHS)) ** (1 / ROWS)  # the t above
-# Sums of squares that are safe in float32 as they are, fourth powers included; others need a rescaled matrix.
+# Sums of squares that are safe in float32 as they are, fourth powers included; others need a
+# rescaled matrix.
 SAFE_MIN, SAFE_MAX = 1e-18, 1e18
-# Of sums in float32 over a million entries, as a share: what the trace test gives away to be on the safe side.
+# Of sums in float32 over a million entries, as a share: what the trace test gives away to be on the
+# safe side.
 ROUNDING = 1e-5
 
 Found = tuple[float, float, Tensor]
 
 
 def block_power(W: Tensor, start: Tensor, rtol: float, generator: torch.Generator) -> Found | None:
-    """Norm of `W`, a bound on its relative error (infinite if none was reached), and rows for the next start.
+    """Norm of `W`, a bound on its relative error (infinite if none was reached), and rows for the
+    next start.
 
     None if the entries of `W` are too large or too small to square, or not finite.
     """
@@ -77,7 +83,9 @@ def two_projections(W: Tensor, rows: Tensor, total: float, rtol: float) -> "Proj
 
 @dataclass(frozen=True)
 class Projection:
-    """What orthonormal rows V see of B = WᵀW, in units of θ = λ₁(VBVᵀ): T, RRᵀ and a bound on the norm's error."""
+    """What orthonormal rows V see of B = WᵀW, in units of θ = λ₁(VBVᵀ): T, RRᵀ and a bound on the
+    norm's error.
+    """
 
     rows: Tensor
     image: Tensor
@@ -98,7 +106,15 @@ class Projection:
         projected = projected / theta
         R = image / theta - projected @ V
         residual = R @ R.mT
-        return Projection(V, image, projected, residual, vectors, theta, _error(projected, residual, missed / theta))
+        return Projection(
+            V,
+            image,
+            projected,
+            residual,
+            vectors,
+            theta,
+            _error(projected, residual, missed / theta),
+        )
 
     @property
     def norm(self) -> float:
@@ -109,10 +125,14 @@ class Projection:
         return (self.vectors.flip(1).mT @ self.rows)[:ROWS]
 
 
-def certified(W: Tensor, known: Projection, rtol: float, depth: int, generator: torch.Generator) -> Found:
-    """What the projection and a random test say about ‖W‖; the new rows adopt what the test discovered.
+def certified(
+    W: Tensor, known: Projection, rtol: float, depth: int, generator: torch.Generator
+) -> Found:
+    """What the projection and a random test say about ‖W‖; the new rows adopt what the test
+    discovered.
 
-    It stops when the error is at most `rtol`, when that is out of reach, or after `depth` applications of C.
+    It stops when the error is at most `rtol`, when that is out of reach, or after `depth`
+    applications of C.
     """
     V, theta, projected, residual = known.rows, known.theta, known.projected, known.residual
     G = torch.randn(ROWS, W.shape[1], dtype=W.dtype, device=W.device, generator=generator)
@@ -121,7 +141,9 @@ def certified(W: Tensor, known: Projection, rtol: float, depth: int, generator: 
     if error > rtol and _error(projected, residual, 0.0) > rtol:
         depth = 1  # V is too rough, even if there were nothing outside of it
     while error > rtol and j < depth:
-        half = (W @ seen.mT).mT / math.sqrt(theta)  # ‖gC^jWᵀ‖² = gC^(2j+1)gᵀ: already half a step tells more
+        half = (W @ seen.mT).mT / math.sqrt(
+            theta
+        )  # ‖gC^jWᵀ‖² = gC^(2j+1)gᵀ: already half a step tells more
         error = _error(projected, residual, _mu(half, j + 0.5))
         if error > rtol:
             seen, j = _outside(V, half @ W / math.sqrt(theta)), j + 1
@@ -147,7 +169,9 @@ def orthonormal(rows: Tensor) -> Tensor:
 
 
 def times_gram(X: Tensor, W: Tensor) -> Tensor:
-    """X·WᵀW. The first product as (W Xᵀ)ᵀ: up to 1.4 times as fast as X Wᵀ where W is in cache, else about equal."""
+    """X·WᵀW. The first product as (W Xᵀ)ᵀ: up to 1.4 times as fast as X Wᵀ where W is in cache,
+    else about equal.
+    """
     return (W @ X.mT).mT @ W
 
 

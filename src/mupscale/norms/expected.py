@@ -13,7 +13,8 @@ from mupscale.norms.matrices import as_matrices, check_finite
 
 Named = Literal["gaussian", "rademacher", "uniform", "one-hot"]
 Sampler = Callable[[int, int, torch.Generator], Tensor]
-# A named distribution, a function (samples, n_in, generator) -> inputs, or the inputs themselves (samples, n_in).
+# A named distribution, a function (samples, n_in, generator) -> inputs, or the inputs themselves
+# (samples, n_in).
 Distribution = Named | Sampler | Tensor
 
 
@@ -39,8 +40,8 @@ def expected_operator_norm(
 ) -> Estimate:
     """‖A‖_E = E_x ‖Ax‖_p / ‖x‖_p over random inputs x, by Monte Carlo.
 
-    The norm that replaces the spectral one where a matrix is rank-degenerate, like the repeated K/V matrix. A Gaussian
-    A with standard deviation σ and n_out rows has σ√n_out.
+    The norm that replaces the spectral one where a matrix is rank-degenerate, like the repeated K/V
+    matrix. A Gaussian A with standard deviation σ and n_out rows has σ√n_out.
 
     >>> expected_operator_norm(3 * torch.eye(4))
     Estimate(value=3.0, standard_error=0.0, samples=1024)
@@ -60,8 +61,9 @@ def rms_operator_norm(
 ) -> Estimate:
     """√(E_x ‖Ax‖_p² / ‖x‖_p²), which for Gaussian inputs and p = 2 is ‖A‖_F/√n_in exactly.
 
-    The direction of a Gaussian x is uniform and independent of its length, so E xxᵀ/‖x‖² = I/n_in. Elsewhere it is
-    Monte Carlo, with the standard error of the mean square divided by twice the root (delta method).
+    The direction of a Gaussian x is uniform and independent of its length, so E xxᵀ/‖x‖² = I/n_in.
+    Elsewhere it is Monte Carlo, with the standard error of the mean square divided by twice the
+    root (delta method).
 
     >>> rms_operator_norm(torch.ones(3, 4)).value == math.sqrt(12 / 4)
     True
@@ -80,7 +82,9 @@ def _mean(values: Tensor) -> tuple[float, float]:
     return float(values.mean()), float(values.std()) / math.sqrt(len(values))
 
 
-def _ratios(A: Tensor, distribution: Distribution, p: float, samples: int, generator: torch.Generator | None) -> Tensor:
+def _ratios(
+    A: Tensor, distribution: Distribution, p: float, samples: int, generator: torch.Generator | None
+) -> Tensor:
     """‖Ax‖_p/‖x‖_p for each input, in float64."""
     matrix = _checked_matrix(A)
     _check_samples(samples)
@@ -92,7 +96,9 @@ def _ratios(A: Tensor, distribution: Distribution, p: float, samples: int, gener
 
 
 def _lengths(X: Tensor, p: float) -> Tensor:
-    """‖x‖_p of each row, from rows with largest entry 1: their powers fit in float64 for every p and every scale."""
+    """‖x‖_p of each row, from rows with largest entry 1: their powers fit in float64 for every p
+    and every scale.
+    """
     rows = X.double()
     largest = rows.abs().amax(dim=1)
     scale = largest.where(largest > 0, 1.0)
@@ -109,10 +115,14 @@ def _checked_matrix(A: Tensor) -> Tensor:
 
 def _check_samples(samples: int) -> None:
     if samples < 2:
-        raise OptionError(f"samples={samples} has no standard error. Choose at least 2; 1024 is the default.")
+        raise OptionError(
+            f"samples={samples} has no standard error. Choose at least 2; 1024 is the default."
+        )
 
 
-def _inputs(distribution: Distribution, samples: int, A: Tensor, generator: torch.Generator) -> Tensor:
+def _inputs(
+    distribution: Distribution, samples: int, A: Tensor, generator: torch.Generator
+) -> Tensor:
     if isinstance(distribution, str):
         return _draw(distribution, samples, A, generator)
     if isinstance(distribution, Tensor):
@@ -138,12 +148,15 @@ def _checked_inputs(inputs: Tensor, A: Tensor) -> Tensor:
     X = as_matrices(inputs, "distribution").to(A)
     if X.ndim != 2 or X.shape[1] != A.shape[1]:
         raise DimensionError(
-            f"the inputs have shape {tuple(X.shape)}, but A {tuple(A.shape)} takes (samples, {A.shape[1]}). "
+            f"the inputs have shape {tuple(X.shape)}, but A {tuple(A.shape)} takes (samples, "
+            f"{A.shape[1]}). "
             "Flatten batch and positions into samples."
         )
     _check_samples(X.shape[0])
     check_finite(X, "distribution")
     zeros = int((X == 0).all(dim=1).sum())
     if zeros:
-        raise OptionError(f"{zeros} of {X.shape[0]} inputs are zero, so ‖Ax‖/‖x‖ is undefined. Drop these rows.")
+        raise OptionError(
+            f"{zeros} of {X.shape[0]} inputs are zero, so ‖Ax‖/‖x‖ is undefined. Drop these rows."
+        )
     return X

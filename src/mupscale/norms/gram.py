@@ -14,7 +14,9 @@ def gram_matrix(W: Tensor) -> Tensor:
 
 
 def root_of_top(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Tensor]:
-    """√λ₁(G), a bound on its relative error, and the power of `G` it was read from; `trace` is that of `G`."""
+    """√λ₁(G), a bound on its relative error, and the power of `G` it was read from; `trace` is that
+    of `G`.
+    """
     if G.shape[0] <= SQUARED_UP_TO:
         found = _by_squaring(G, trace, rtol)
         if found is not None:
@@ -23,10 +25,11 @@ def root_of_top(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Ten
 
 
 def _by_squaring(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Tensor] | None:
-    """Raise `G` to powers P until its trace and Frobenius norm enclose its top eigenvalue tightly enough.
+    """Raise `G` to powers P until its trace and Frobenius norm enclose its top eigenvalue tightly
+    enough.
 
-    With M ∝ G^P, the 2P-th root of what encloses λ₁(M) encloses √λ₁(G), and the middle is the answer. No spectrum is
-    bad: k equal eigenvalues are enclosed within a factor of k^(1/4P).
+    With M ∝ G^P, the 2P-th root of what encloses λ₁(M) encloses √λ₁(G), and the middle is the
+    answer. No spectrum is bad: k equal eigenvalues are enclosed within a factor of k^(1/4P).
     """
     kept_trace = G.shape[0] / 4  # then 1/4 ≤ λ₁ ≤ 64: the squares of its 8th power fit in float32
     raised, log_root, before = G, 0.0, 1
@@ -47,10 +50,11 @@ def _by_squaring(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Te
 
 
 def least_top(trace: float, frobenius: float) -> float:
-    """The least that the top eigenvalue of a positive matrix can be, given its trace t and Frobenius norm f.
+    """The least that the top eigenvalue of a positive matrix can be, given its trace t and
+    Frobenius norm f.
 
-    f² = Σλ² ≤ λ₁Σλ gives f²/t; f² ≤ λ₁² + (t − λ₁)² gives more where f² > t²/2, and is exact for two eigenvalues. (At
-    most it is f, since λ₁² ≤ f².)
+    f² = Σλ² ≤ λ₁Σλ gives f²/t; f² ≤ λ₁² + (t − λ₁)² gives more where f² > t²/2, and is exact for
+    two eigenvalues. (At most it is f, since λ₁² ≤ f².)
 
     >>> round(least_top(trace=3 + 1, frobenius=math.hypot(3, 1)), 9), least_top(trace=4, frobenius=2)
     (3.0, 1.0)

@@ -7,10 +7,12 @@ from mupscale.errors import DimensionError
 
 
 def repeat(W: Tensor, r: int, *, head_dim: int | None = None) -> Tensor:
-    """Stack `W` (…, rows, columns) `r` times along its rows; with `head_dim`, repeat each head's rows in turn.
+    """Stack `W` (…, rows, columns) `r` times along its rows; with `head_dim`, repeat each head's
+    rows in turn.
 
-    The paper stacks the whole matrix. Code for grouped-query attention repeats each head (`repeat_kv` of Hugging
-    Face), which orders the same rows differently. Every norm is the same: ‖W⊕‖ = √r ‖W‖.
+    The paper stacks the whole matrix. Code for grouped-query attention repeats each head
+    (`repeat_kv` of Hugging Face), which orders the same rows differently. Every norm is the same:
+    ‖W⊕‖ = √r ‖W‖.
 
     >>> W = torch.tensor([[1.0], [2.0]])
     >>> repeat(W, 2).flatten().tolist()
@@ -19,9 +21,13 @@ def repeat(W: Tensor, r: int, *, head_dim: int | None = None) -> Tensor:
     [1.0, 1.0, 2.0, 2.0]
     """
     if W.ndim < 2:
-        raise DimensionError(f"W has shape {tuple(W.shape)}. Pass a matrix: W[None] if it is one row.")
+        raise DimensionError(
+            f"W has shape {tuple(W.shape)}. Pass a matrix: W[None] if it is one row."
+        )
     if not _is_count(r):
-        raise DimensionError(f"r={r!r} is not a positive integer. It is query heads divided by key/value heads.")
+        raise DimensionError(
+            f"r={r!r} is not a positive integer. It is query heads divided by key/value heads."
+        )
     rows, columns = W.shape[-2:]
     if head_dim is None:
         return torch.cat([W] * r, dim=-2)

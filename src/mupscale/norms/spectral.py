@@ -1,4 +1,6 @@
-"""The spectral norm of a matrix, or of each in a stack, to a stated relative error and with a warm start."""
+"""The spectral norm of a matrix, or of each in a stack, to a stated relative error and with a warm
+start.
+"""
 
 import itertools
 import math
@@ -21,10 +23,12 @@ _WORTH_A_TRY = 4 * ROWS
 
 @dataclass(frozen=True, eq=False)
 class SpectralNorm:
-    """The norms and a bound on their relative error (rounding aside), both in the shape of the stack.
+    """The norms and a bound on their relative error (rounding aside), both in the shape of the
+    stack.
 
-    `start` belongs into the next call, for a similar matrix; where `power` gave the answer, its first row is the top
-    right singular vector. `method` is the one that gave the answer; where matrices of a stack differ, all are named.
+    `start` belongs into the next call, for a similar matrix; where `power` gave the answer, its
+    first row is the top right singular vector. `method` is the one that gave the answer; where
+    matrices of a stack differ, all are named.
     """
 
     value: Tensor
@@ -34,7 +38,9 @@ class SpectralNorm:
 
     def __float__(self) -> float:
         if self.value.ndim:
-            raise DimensionError(f"float() takes one norm; here are {tuple(self.value.shape)} of them, in .value.")
+            raise DimensionError(
+                f"float() takes one norm; here are {tuple(self.value.shape)} of them, in .value."
+            )
         return float(self.value)
 
 
@@ -57,16 +63,18 @@ def spectral_norm(
 
     - `exact`: torch's SVD.
     - `gram`: deterministic, from the smaller Gram matrix.
-    - `power`: block power iteration from `start`, the `.start` of a similar matrix. It is certified with random
-      directions (see `block_power`): a stale or misleading start costs time, not accuracy. The bound fails with
-      a probability of at most 1e-6. A spectrum too flat to certify in three rounds is left to `gram`.
-    - `auto`: what is fastest for the shape: `exact` for tiny matrices, `gram` up to 256 rows or columns (unless `start`
-      settles it at once), else `power`.
+    - `power`: block power iteration from `start`, the `.start` of a similar matrix. It is certified
+      with random directions (see `block_power`): a stale or misleading start costs time, not
+      accuracy. The bound fails with a probability of at most 1e-6. A spectrum too flat to certify
+      in three rounds is left to `gram`.
+    - `auto`: what is fastest for the shape: `exact` for tiny matrices, `gram` up to 256 rows or
+      columns (unless `start` settles it at once), else `power`.
 
-    Half precision is computed in float32. An `rtol` below 100 machine epsilons is finer than Gram matrices can tell
-    and computed by SVD. Nothing is remembered between calls. Without a `generator`, the random directions are
-    seeded from entries of `W`, so that the same call gives the same result, and the directions do not depend on those
-    that led to `start`. torch's global random state is not touched either way.
+    Half precision is computed in float32. An `rtol` below 100 machine epsilons is finer than Gram
+    matrices can tell and computed by SVD. Nothing is remembered between calls. Without a
+    `generator`, the random directions are seeded from entries of `W`, so that the same call gives
+    the same result, and the directions do not depend on those that led to `start`. torch's global
+    random state is not touched either way.
 
     >>> W = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
     >>> round(float(spectral_norm(W)), 3)
@@ -92,7 +100,9 @@ def spectral_norm(
 
 
 def _own_generator(W: Tensor) -> torch.Generator:
-    """Seeded from up to 64 entries: a start found with a matrix's directions must not meet them again at the next."""
+    """Seeded from up to 64 entries: a start found with a matrix's directions must not meet them
+    again at the next.
+    """
     entries = W.reshape(-1)[:: -(-W.numel() // 64)].tolist()
     return torch.Generator(W.device).manual_seed(hash(tuple(entries)))
 
@@ -137,7 +147,9 @@ def _norm(
     if size == 0:
         return _Found(0.0, 0.0, _padded(W), "gram" if method == "auto" else method)
     found = _attempt(W / size, method, rtol, start, generator)
-    assert found is not None, "a matrix with largest entry 1 has a trace between 1 and its number of entries"
+    assert found is not None, (
+        "a matrix with largest entry 1 has a trace between 1 and its number of entries"
+    )
     return found._replace(norm=found.norm * size)
 
 
@@ -163,7 +175,9 @@ def _attempt(
 def _exact(W: Tensor, start: Tensor | None) -> _Found | None:
     if not math.isfinite(float(W.sum())):
         return None
-    return _Found(float(torch.linalg.matrix_norm(W, 2)), 0.0, _padded(W if start is None else start), "exact")
+    return _Found(
+        float(torch.linalg.matrix_norm(W, 2)), 0.0, _padded(W if start is None else start), "exact"
+    )
 
 
 def _gram(W: Tensor, rtol: float, start: Tensor | None) -> _Found | None:
@@ -180,13 +194,16 @@ def _gram(W: Tensor, rtol: float, start: Tensor | None) -> _Found | None:
 def _mixed(start: Tensor | None, W: Tensor, generator: torch.Generator) -> Tensor:
     """`ROWS` rows: those of `start` that are neither zero nor NaN, and random ones for the rest.
 
-    The last is always random: a start may lie in the null space of W, and something must show how large W is.
+    The last is always random: a start may lie in the null space of W, and something must show how
+    large W is.
     """
     wanted = min(ROWS, W.shape[1])
     before = W[:0] if start is None else start[: wanted - 1]
     lengths = torch.linalg.vector_norm(before, dim=1)
     before = before[(lengths > 0) & (lengths < math.inf)]
-    fresh = torch.randn(wanted - before.shape[0], W.shape[1], dtype=W.dtype, device=W.device, generator=generator)
+    fresh = torch.randn(
+        wanted - before.shape[0], W.shape[1], dtype=W.dtype, device=W.device, generator=generator
+    )
     return torch.cat([before, fresh])
 
 
@@ -206,4 +223,6 @@ def _stacked(found: list[_Found], W: Tensor) -> SpectralNorm:
     stack = W.shape[:-2]
     value, relative_error = (W.new_tensor([one[k] for one in found]).reshape(stack) for k in (0, 1))
     start = torch.stack([one.start for one in found]).reshape(*stack, -1, W.shape[-1])
-    return SpectralNorm(value, relative_error, start, method="+".join(sorted({one.method for one in found})))
+    return SpectralNorm(
+        value, relative_error, start, method="+".join(sorted({one.method for one in found}))
+    )

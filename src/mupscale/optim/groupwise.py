@@ -1,4 +1,6 @@
-"""The frame of an optimizer that steps one parameter group at a time and checks a group before it takes it."""
+"""The frame of an optimizer that steps one parameter group at a time and checks a group before it
+takes it.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -38,7 +40,9 @@ class GroupwiseOptimizer(Optimizer, ABC):
         return loss
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group, with the defaults for what it does not say. A group that is refused is not kept."""
+        """Add a group, with the defaults for what it does not say. A group that is refused is not
+        kept.
+        """
         super().add_param_group(param_group)
         try:
             self._check(self.param_groups[-1])
@@ -47,7 +51,9 @@ class GroupwiseOptimizer(Optimizer, ABC):
             raise
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a saved state. What its groups do not say stays as it is: a state of torch's Muon knows no layouts."""
+        """Take a saved state. What its groups do not say stays as it is: a state of torch's Muon
+        knows no layouts.
+        """
         groups: list[Group] = state["param_groups"]
         for loaded, own in zip(groups, getattr(self, "param_groups", groups), strict=True):
             loaded.update({key: value for key, value in own.items() if key not in loaded})
@@ -58,7 +64,8 @@ class GroupwiseOptimizer(Optimizer, ABC):
         for index, param in enumerate(group["params"]):
             if param.is_complex():
                 raise OptionError(
-                    f"{label(group, index)} has dtype {param.dtype}. {type(self).__name__} is defined for real "
+                    f"{label(group, index)} has dtype {param.dtype}. {type(self).__name__} is "
+                    "defined for real "
                     "numbers: store torch.view_as_real(...) of it."
                 )
         self.check_group(group)

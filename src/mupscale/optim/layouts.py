@@ -1,7 +1,9 @@
-"""Which matrices a stored tensor holds: where its outputs are, and which of its rows belong together.
+"""Which matrices a stored tensor holds: where its outputs are, and which of its rows belong
+together.
 
-A tensor is (out, in), or (in, out) with `out_axis` 1, or a stack of such: (experts, out, in), (experts, in, out) with
-`out_axis` 2. A fused tensor such as Q|K|V has blocks, each of some slices of rows; rows run along the output axis.
+A tensor is (out, in), or (in, out) with `out_axis` 1, or a stack of such: (experts, out, in),
+(experts, in, out) with `out_axis` 2. A fused tensor such as Q|K|V has blocks, each of some slices
+of rows; rows run along the output axis.
 """
 
 from collections.abc import Sequence
@@ -39,11 +41,14 @@ def blocks_of(blocks: Sequence[Block] | None, n_out: int) -> Sequence[Block]:
 
 
 def check_axes(shape: Sequence[int], out_axis: object, name: str) -> None:
-    """Raise unless `shape` is a matrix or a stack of them, with outputs along one of its last two axes."""
+    """Raise unless `shape` is a matrix or a stack of them, with outputs along one of its last two
+    axes.
+    """
     ndim = len(shape)
     if ndim not in (2, 3):
         raise DimensionError(
-            f"{name} has shape {tuple(shape)}. Muon steps matrices (2 axes) and stacks of them (3 axes): "
+            f"{name} has shape {tuple(shape)}. Muon steps matrices (2 axes) and stacks of them (3 "
+            "axes): "
             "give this one to AdamW."
         )
     allowed = (ndim - 2, ndim - 1)
@@ -51,7 +56,8 @@ def check_axes(shape: Sequence[int], out_axis: object, name: str) -> None:
     if out_axis is None or (type(out_axis) is int and out_axis in (*allowed, -2, -1)):
         return
     raise DimensionError(
-        f"{name} has shape {tuple(shape)} and out_axis={out_axis!r}. The output axis of each matrix is "
+        f"{name} has shape {tuple(shape)} and out_axis={out_axis!r}. The output axis of each "
+        "matrix is "
         f"{allowed[0]} (rows) or {allowed[1]} (columns)."
     )
 
@@ -67,21 +73,33 @@ def check_blocks(blocks: object, n_out: int, name: str) -> None:
     if blocks is None:
         return
     if not isinstance(blocks, (tuple, list)):
-        raise OptionError(f"{name}: blocks={blocks!r} is not a sequence of (slices, lr_ratio, decay_ratio).")
+        raise OptionError(
+            f"{name}: blocks={blocks!r} is not a sequence of (slices, lr_ratio, decay_ratio)."
+        )
     for index, block in enumerate(cast(Sequence[object], blocks)):
         check_block(block, n_out, f"{name}: blocks[{index}]")
-    check_cover([piece for slices, _, _ in cast(Sequence[Block], blocks) for piece in slices], n_out, name)
+    check_cover(
+        [piece for slices, _, _ in cast(Sequence[Block], blocks) for piece in slices], n_out, name
+    )
 
 
 def check_block(block: object, n_out: int, name: str) -> None:
     if not isinstance(block, (tuple, list)) or len(cast(Sequence[object], block)) != 3:
-        raise OptionError(f"{name}={block!r} is not (slices, lr_ratio, decay_ratio), such as ([(0, 64)], 1.0, 1.0).")
+        raise OptionError(
+            f"{name}={block!r} is not (slices, lr_ratio, decay_ratio), such as ([(0, 64)], 1.0, "
+            "1.0)."
+        )
     slices, lr_ratio, decay_ratio = cast(tuple[Any, Any, Any], block)
     check_number(f"{name} lr_ratio", lr_ratio, example=1.0)
     check_number(f"{name} decay_ratio", decay_ratio, example=1.0)
-    if not isinstance(slices, (tuple, list)) or not slices or not all(is_slice(piece, n_out) for piece in slices):
+    if (
+        not isinstance(slices, (tuple, list))
+        or not slices
+        or not all(is_slice(piece, n_out) for piece in slices)
+    ):
         raise OptionError(
-            f"{name} has slices={slices!r}. Give (start, stop) pairs, 0 ≤ start < stop ≤ {n_out} (its rows)."
+            f"{name} has slices={slices!r}. Give (start, stop) pairs, 0 ≤ start < stop ≤ {n_out} "
+            "(its rows)."
         )
 
 
@@ -97,13 +115,20 @@ def is_slice(piece: object, n_out: int) -> bool:
 
 
 def check_cover(slices: Sequence[Slice], n_out: int, name: str) -> None:
-    """Raise unless the slices hold every row of 0 … n_out − 1 once, and name the first rows that break this."""
+    """Raise unless the slices hold every row of 0 … n_out − 1 once, and name the first rows that
+    break this.
+    """
     done = 0
     for start, stop in sorted([*slices, (n_out, n_out)]):
         if start != done:
-            first, end, fault = (done, start, "no slice") if start > done else (start, min(stop, done), "two slices")
+            first, end, fault = (
+                (done, start, "no slice")
+                if start > done
+                else (start, min(stop, done), "two slices")
+            )
             raise OptionError(
-                f"{name}: {rows(first, end)} in {fault} of blocks. Give every row of 0 … {n_out - 1} to one block."
+                f"{name}: {rows(first, end)} in {fault} of blocks. Give every row of 0 … "
+                f"{n_out - 1} to one block."
             )
         done = stop
 

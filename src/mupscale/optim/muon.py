@@ -1,4 +1,6 @@
-"""Muon (Jordan 2024) for stored tensors that hold several matrices: fused, transposed, or stacked by expert."""
+"""Muon (Jordan 2024) for stored tensors that hold several matrices: fused, transposed, or stacked
+by expert.
+"""
 
 from collections.abc import Sequence
 
@@ -15,18 +17,22 @@ from mupscale.optim.sharding import aligned, with_whole_matrices, write_back_
 
 
 class Muon(GroupwiseOptimizer):
-    """torch.optim.Muon, with its arguments and its state, that steps each matrix in a tensor as a matrix of its own.
+    """torch.optim.Muon, with its arguments and its state, that steps each matrix in a tensor as a
+    matrix of its own.
 
     A group may say, besides what the constructor takes, how its tensors are laid out:
 
-    - `out_axis`: the axis of outputs, one of the last two; the first of these if not said. A tensor with three axes
-      is a stack of matrices.
-    - `blocks`: for a fused tensor, (slices, lr_ratio, decay_ratio) for each matrix in it. `slices` are (start, stop)
-      along the output axis; the ratios multiply the group's `lr` and `weight_decay`. Every row is in one block.
+    - `out_axis`: the axis of outputs, one of the last two; the first of these if not said. A tensor
+      with three axes is a stack of matrices.
+    - `blocks`: for a fused tensor, (slices, lr_ratio, decay_ratio) for each matrix in it. `slices`
+      are (start, stop) along the output axis; the ratios multiply the group's `lr` and
+      `weight_decay`. Every row is in one block.
 
-    `adjust_lr_fn` is "original" (also None), "match_rms_adamw" or "spectral", of the shape of each matrix.
+    `adjust_lr_fn` is "original" (also None), "match_rms_adamw" or "spectral", of the shape of each
+    matrix.
 
-    Q with 4 rows, then K and V with 2 rows each and twice the rate. Gradients of any size give steps of one size:
+    Q with 4 rows, then K and V with 2 rows each and twice the rate. Gradients of any size give
+    steps of one size:
 
     >>> wqkv = torch.nn.Parameter(torch.zeros(8, 4))
     >>> blocks = [([(0, 4)], 1.0, 1.0), ([(4, 6)], 2.0, 1.0), ([(6, 8)], 2.0, 1.0)]
@@ -74,7 +80,11 @@ class Muon(GroupwiseOptimizer):
         for p in params:
             update = with_whole_matrices(self._momentum_(p, group), like=p)
             weights = with_whole_matrices(p, like=p)
-            step_matrices_(as_matrices(weights, group["out_axis"]), as_matrices(update, group["out_axis"]), group)
+            step_matrices_(
+                as_matrices(weights, group["out_axis"]),
+                as_matrices(update, group["out_axis"]),
+                group,
+            )
             write_back_(p, weights)
 
     def _momentum_(self, p: Tensor, group: Group) -> Tensor:
@@ -82,7 +92,9 @@ class Muon(GroupwiseOptimizer):
         assert p.grad is not None
         state, momentum = self.state[p], group["momentum"]
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p, dtype=p.grad.dtype, memory_format=torch.preserve_format)
+            state["momentum_buffer"] = torch.zeros_like(
+                p, dtype=p.grad.dtype, memory_format=torch.preserve_format
+            )
         buffer, grad = state["momentum_buffer"], aligned(p.grad, like=p)
         buffer.lerp_(grad, 1 - momentum)
         return grad.lerp(buffer, momentum) if group["nesterov"] else buffer
@@ -95,9 +107,14 @@ def check_settings(group: Group) -> None:
     check_numbers("ns_coefficients", group["ns_coefficients"], example=NS_COEFFICIENTS)
     check_number("eps", group["eps"], example=1e-7)
     if group["eps"] == 0:
-        raise OptionError("eps=0 divides a gradient of zeros by zero. Give a small number such as 1e-7.")
+        raise OptionError(
+            "eps=0 divides a gradient of zeros by zero. Give a small number such as 1e-7."
+        )
     if type(group["ns_steps"]) is not int or not 0 <= group["ns_steps"] < 100:
-        raise OptionError(f"ns_steps={group['ns_steps']!r} is not a whole number from 0 to 99. Give one such as 5.")
+        raise OptionError(
+            f"ns_steps={group['ns_steps']!r} is not a whole number from 0 to 99. Give one such as "
+            "5."
+        )
     if group["adjust_lr_fn"] is not None and group["adjust_lr_fn"] not in list(LR_RATIOS):
         raise UnknownNameError("adjust_lr_fn", group["adjust_lr_fn"], LR_RATIOS)
 
@@ -112,8 +129,12 @@ def step_block_(weights: Tensor, update: Tensor, block: Block, group: Group) -> 
     """Step the rows of one block as the matrix that they are together."""
     slices, block_lr_ratio, decay_ratio = block
     lr = float(group["lr"]) * block_lr_ratio
-    decay = 1 - lr * (group["weight_decay"] * decay_ratio)  # by the rate before it is adjusted, as torch does
-    direction = orthogonalized(gathered(update, slices), group["ns_coefficients"], group["ns_steps"], group["eps"])
+    decay = 1 - lr * (
+        group["weight_decay"] * decay_ratio
+    )  # by the rate before it is adjusted, as torch does
+    direction = orthogonalized(
+        gathered(update, slices), group["ns_coefficients"], group["ns_steps"], group["eps"]
+    )
     n_out, n_in = direction.shape[-2:]
     adjusted_lr = lr * lr_ratio(group["adjust_lr_fn"], n_out, n_in)
     pieces = direction.split([stop - start for start, stop in slices], dim=-2)

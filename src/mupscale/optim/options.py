@@ -34,7 +34,9 @@ def check_numbers(name: str, values: object, example: tuple[float, ...]) -> None
     mupscale.errors.OptionError: betas=[0.9] is not a sequence of 2 finite numbers. Give some such as (0.9, 0.99).
     """
     numbers = cast(list[object], values) if isinstance(values, (tuple, list)) else []
-    if len(numbers) == len(example) and all(isinstance(v, Real) and math.isfinite(v) for v in numbers):
+    if len(numbers) == len(example) and all(
+        isinstance(v, Real) and math.isfinite(v) for v in numbers
+    ):
         return
     wanted = f"a sequence of {len(example)} finite numbers"
     raise OptionError(f"{name}={values!r} is not {wanted}. Give some such as {example}.")

@@ -11,12 +11,17 @@ NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalized(
-    G: Tensor, coefficients: tuple[float, float, float] = NS_COEFFICIENTS, steps: int = 5, eps: float = 1e-7
+    G: Tensor,
+    coefficients: tuple[float, float, float] = NS_COEFFICIENTS,
+    steps: int = 5,
+    eps: float = 1e-7,
 ) -> Tensor:
-    """U·S·Vᵀ → about U·Vᵀ for each matrix of `G` (…, rows, columns), by Newton–Schulz steps in bfloat16.
+    """U·S·Vᵀ → about U·Vᵀ for each matrix of `G` (…, rows, columns), by Newton–Schulz steps in
+    bfloat16.
 
-    The same operations as torch.optim.Muon's, which is private and takes one matrix. A stack is multiplied in one
-    call, which adds products up in another order: its last bfloat16 digit can differ from that of its matrices alone.
+    The same operations as torch.optim.Muon's, which is private and takes one matrix. A stack is
+    multiplied in one call, which adds products up in another order: its last bfloat16 digit can
+    differ from that of its matrices alone.
 
     >>> G = torch.tensor([[3.0, 0.0], [0.0, -0.2]])
     >>> bool((orthogonalized(G).float().abs() - torch.eye(2)).abs().max() < 0.35)

@@ -25,24 +25,34 @@ def local(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def with_whole_matrices(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor` with every matrix whole: this rank's part if no matrix of `like` is cut, else all of it, gathered."""
+    """`tensor` with every matrix whole: this rank's part if no matrix of `like` is cut, else all of
+    it, gathered.
+    """
     if not is_sharded(like):
         return tensor
     return cast(Any, tensor).full_tensor() if cuts_matrices(like) else local(tensor, like)
 
 
 def cuts_matrices(tensor: Tensor) -> bool:
-    """Whether some matrix (the last two axes) is on several ranks; stacked experts often are cut between matrices."""
+    """Whether some matrix (the last two axes) is on several ranks; stacked experts often are cut
+    between matrices.
+    """
     placements = cast(Any, tensor).placements
-    return not all(p.is_replicate() or (p.is_shard() and p.dim < tensor.ndim - 2) for p in placements)
+    return not all(
+        p.is_replicate() or (p.is_shard() and p.dim < tensor.ndim - 2) for p in placements
+    )
 
 
 def write_back_(target: Tensor, values: Tensor) -> None:
-    """Write what `with_whole_matrices(target, target)` gave, and was changed since, to where it came from."""
+    """Write what `with_whole_matrices(target, target)` gave, and was changed since, to where it
+    came from.
+    """
     if not is_sharded(target) or not cuts_matrices(target):
         return  # `values` is the target itself, or a view of it
     from torch.distributed.tensor import DTensor, Replicate
 
     shared = cast(DTensor, target)
-    everywhere = DTensor.from_local(values, shared.device_mesh, [Replicate()] * shared.device_mesh.ndim)
+    everywhere = DTensor.from_local(
+        values, shared.device_mesh, [Replicate()] * shared.device_mesh.ndim
+    )
     shared.copy_(everywhere.redistribute(shared.device_mesh, shared.placements))

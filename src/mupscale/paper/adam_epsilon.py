@@ -1,15 +1,18 @@
 """The paper's claim that Adam's updates decay with width unless ε does.
 
-On its first step Adam moves a weight by η·g/(|g| + ε), and gradients shrink like 1/n. With a fixed ε the update of a
-wide model is therefore smaller; with ε = ε0/n it is not; and with ε = 1e-12, which the paper advises, neither matters.
-Four coordinate checks over width: ε fixed or scaled, large or tiny. What is judged is the share of the update that ε
-leaves: ‖ΔW‖ over that of the same model, seed and batch with the tiny ε, so that all else cancels (without ε, updates
-of keys shrink a little with width too, which is no matter of ε; it is reported beside). Next to it theory's
-own curve, made from nothing but the gradient of the *base*: ‖g/(|g| + kε)‖/‖sign g‖, k being the width over the base's.
+On its first step Adam moves a weight by η·g/(|g| + ε), and gradients shrink like 1/n. With a fixed
+ε the update of a wide model is therefore smaller; with ε = ε0/n it is not; and with ε = 1e-12,
+which the paper advises, neither matters. Four coordinate checks over width: ε fixed or scaled,
+large or tiny. What is judged is the share of the update that ε leaves: ‖ΔW‖ over that of the same
+model, seed and batch with the tiny ε, so that all else cancels (without ε, updates of keys shrink a
+little with width too, which is no matter of ε; it is reported beside). Next to it theory's own
+curve, made from nothing but the gradient of the *base*: ‖g/(|g| + kε)‖/‖sign g‖, k being the width
+over the base's.
 
-Ours: the large ε. At the base width the median |g| is 5e-4 for queries and keys and 2e-3 to 6e-3 for the other hidden
-matrices; 1e-3 lies between, so that the former are deep in ε's grip and the latter at its edge. Also ours: the rate,
-the number of steps, the data (Python's own library as bytes), heads of one size at every width.
+Ours: the large ε. At the base width the median |g| is 5e-4 for queries and keys and 2e-3 to 6e-3
+for the other hidden matrices; 1e-3 lies between, so that the former are deep in ε's grip and the
+latter at its edge. Also ours: the rate, the number of steps, the data (Python's own library as
+bytes), heads of one size at every width.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +30,16 @@ from mupscale.checks.probe import cross_entropy_of
 from mupscale.checks.statistics import STATISTICS, by_step, geometric_mean
 from mupscale.data import Batch
 from mupscale.engines import carry_out
-from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict
+from mupscale.paper.experiment import (
+    QUIETLY,
+    Claim,
+    Cost,
+    Experiment,
+    Findings,
+    Running,
+    Scale,
+    Verdict,
+)
 from mupscale.paper.few_steps import (
     HIDDEN,
     RULE,
@@ -64,7 +76,9 @@ class Size(OverWidth):
     """With an ε that matters, or one that does not."""
 
     def setup(self, eps: str) -> Setup:
-        return Setup(lr=2**-13, eps=EPSILONS[eps], std=STD, batch=self.batch, sequence=self.sequence)
+        return Setup(
+            lr=2**-13, eps=EPSILONS[eps], std=STD, batch=self.batch, sequence=self.sequence
+        )
 
     @property
     def starts(self) -> int:
@@ -80,7 +94,12 @@ SIZES: Mapping[Scale, Size] = {
     "cpu": Size(Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), tuple(range(1, 9)), 3, 4, 128),
     # The widths of the paper's weight-decay table and one beyond, with its heads of 64.
     "paper": Size(
-        Family("gpt:jwd-small,vocabulary=256,context=1024"), (384, 768, 1024, 2048), tuple(range(1, 11)), 5, 4, 1024
+        Family("gpt:jwd-small,vocabulary=256,context=1024"),
+        (384, 768, 1024, 2048),
+        tuple(range(1, 11)),
+        5,
+        4,
+        1024,
     ),
 }
 
@@ -96,9 +115,13 @@ class GradientJob:
 
 
 def look_at_gradients(job: GradientJob) -> dict[str, Any]:
-    """By role: the root mean square of the gradient, and how much of Adam's step is left as ε outgrows it."""
+    """By role: the root mean square of the gradient, and how much of Adam's step is left as ε
+    outgrows it.
+    """
     model, made = job.start.made()
-    batch = Batch(*(tokens.to(next(model.parameters()).device) for tokens in job.start.batches().at(0)))
+    batch = Batch(
+        *(tokens.to(next(model.parameters()).device) for tokens in job.start.batches().at(0))
+    )
     cross_entropy_of(model, batch).backward()
     roles: dict[str, list[dict[str, Any]]] = {}
     for name, one in made.parameters.items():
@@ -121,14 +144,18 @@ def _first_step(gradient: Tensor, eps: float) -> float:
 
 
 def _over_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    left = [geometric_mean(column) for column in zip(*(layer["left"] for layer in layers), strict=True)]
+    left = [
+        geometric_mean(column) for column in zip(*(layer["left"] for layer in layers), strict=True)
+    ]
     rms = geometric_mean([layer["rms"] for layer in layers])
     return {"rms": float(f"{rms:.5g}"), "left": [float(f"{value:.5g}") for value in left]}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: the slope over width of a gradient, of an update, or of the share that ε leaves."""
+    """One line of the table: the slope over width of a gradient, of an update, or of the share that
+    ε leaves.
+    """
 
     quantity: str
     eps: str
@@ -148,7 +175,9 @@ class Row:
 
 
 class AdamEpsilon(Experiment):
-    """Coordinate checks over width with an ε that matters and with one that does not, scaled and fixed."""
+    """Coordinate checks over width with an ε that matters and with one that does not, scaled and
+    fixed.
+    """
 
     name: ClassVar[str] = "adam-epsilon"
 
@@ -156,10 +185,14 @@ class AdamEpsilon(Experiment):
         size = SIZES[scale]
         passes = len(size.seeds) * (len(CHECKS) * (size.steps + 1) + 1)
         models = {shape_of(size.family, width=width): passes for width in size.widths}
-        return estimated(models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers)
+        return estimated(
+            models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers
+        )
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
-        """One check for each ε and rule, then the gradients; what is in the folder is not run again."""
+        """One check for each ε and rule, then the gradients; what is in the folder is not run
+        again.
+        """
         size = SIZES[scale]
         for number, (eps, rule) in enumerate(CHECKS):
             coordinate_check(
@@ -171,14 +204,20 @@ class AdamEpsilon(Experiment):
                 setup=size.setup(eps),
                 engine=how.engine,
                 folder=folder / f"{eps}-{rule}",
-                report=lambda done, _, before=number * size.starts: how.report(before + done, size.runs),
+                report=lambda done, _, before=number * size.starts: how.report(
+                    before + done, size.runs
+                ),
                 remark=how.remark,
             )
         carry_out(
             look_at_gradients,
             _gradient_jobs(size),
             ledger=folder / "gradients.jsonl",
-            about={"family": repr(size.family), "eps": EPSILONS["large"], "tokens": size.batch * size.sequence},
+            about={
+                "family": repr(size.family),
+                "eps": EPSILONS["large"],
+                "tokens": size.batch * size.sequence,
+            },
             engine=how.engine,
             report=lambda done, _: how.report(size.runs - size.starts + done, size.runs),
             remark=how.remark,
@@ -186,11 +225,16 @@ class AdamEpsilon(Experiment):
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
         size = SIZES[scale]
-        checks = {(eps, rule): recorded_check(folder / f"{eps}-{rule}", size.starts) for eps, rule in CHECKS}
+        checks = {
+            (eps, rule): recorded_check(folder / f"{eps}-{rule}", size.starts)
+            for eps, rule in CHECKS
+        }
         gradients = _Gradients(recorded(folder / "gradients.jsonl", size.starts), size)
         rows = list(_rows(checks, gradients))
         paths = [reports.save_csv([vars(row) for row in rows], folder / "slopes.csv")]
-        paths += reports.save_figure(_figure(checks, gradients, size), folder / self.name, ("png", "svg"))
+        paths += reports.save_figure(
+            _figure(checks, gradients, size), folder / self.name, ("png", "svg")
+        )
         return Findings(tuple(_table(rows)), tuple(_claims(rows, size)), tuple(paths))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
@@ -198,7 +242,8 @@ class AdamEpsilon(Experiment):
         yield f"{self.name}: 4 checks (ε0 = {EPSILONS['large']:g} and {EPSILONS['tiny']:g}, ε ∝ 1/n and fixed) over"
         yield from shapes(size.family, size.widths, RULES["scaled"])
         yield (
-            f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} tokens, base rate "
+            f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} "
+            "tokens, base rate "
             f"{size.setup('large').lr:.3g}, std {size.setup('large').std:g}: {size.runs} runs"
         )
 
@@ -209,7 +254,9 @@ EXPERIMENT = AdamEpsilon()
 def _gradient_jobs(size: Size) -> dict[str, GradientJob]:
     ratios = tuple(width / min(size.widths) for width in size.widths)
     return {
-        f"width={width} seed={seed}": GradientJob(size.start(width, seed), EPSILONS["large"], ratios)
+        f"width={width} seed={seed}": GradientJob(
+            size.start(width, seed), EPSILONS["large"], ratios
+        )
         for width in size.widths
         for seed in size.seeds
     }
@@ -224,10 +271,14 @@ class _Gradients:
 
     def rms(self, role: str) -> list[list[float]]:
         """By seed, over the widths."""
-        return [[self._of[seed, width][role]["rms"] for width in self.widths] for seed in self.seeds]
+        return [
+            [self._of[seed, width][role]["rms"] for width in self.widths] for seed in self.seeds
+        ]
 
     def left(self, role: str) -> list[list[float]]:
-        """By seed, what theory says of a fixed ε over the widths, from the gradient at the base alone."""
+        """By seed, what theory says of a fixed ε over the widths, from the gradient at the base
+        alone.
+        """
         return [self._of[seed, min(self.widths)][role]["left"] for seed in self.seeds]
 
 
@@ -239,10 +290,24 @@ def _rows(checks: Mapping[Key, CheckResult], gradients: _Gradients) -> Iterator[
         yield _row("gradient", ("", ""), role, widths, gradients.rms(role), falling)
     for key in CHECKS:
         for role in HIDDEN:
-            yield _row("update", key, role, widths, _updates(checks[key], role), _foretold(key, role, gradients))
+            yield _row(
+                "update",
+                key,
+                role,
+                widths,
+                _updates(checks[key], role),
+                _foretold(key, role, gradients),
+            )
     for key in (key for key in CHECKS if key != WITHOUT):
         for role in HIDDEN:
-            yield _row("share", key, role, widths, _shares(checks, key, role), _foretold(key, role, gradients))
+            yield _row(
+                "share",
+                key,
+                role,
+                widths,
+                _shares(checks, key, role),
+                _foretold(key, role, gradients),
+            )
 
 
 def _updates(check: CheckResult, role: str) -> list[list[float]]:
@@ -279,7 +344,9 @@ def _row(
 
 def _judged(widths: Sequence[int], values: Sequence[Sequence[float]]) -> Flatness:
     slope = fit_slope(widths, values)
-    return judge_flatness(slope, tolerance=TOLERANCE, confidence=CONFIDENCE, comparisons=len(HIDDEN))
+    return judge_flatness(
+        slope, tolerance=TOLERANCE, confidence=CONFIDENCE, comparisons=len(HIDDEN)
+    )
 
 
 _NAMES = {"gradient": "gradient (RMS)", "update": "‖ΔW‖/‖W0‖", "share": "share that ε leaves"}
@@ -288,7 +355,9 @@ _NAMES = {"gradient": "gradient (RMS)", "update": "‖ΔW‖/‖W0‖", "share":
 def _table(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{'slope over width of':<21}{'ε0':<7}{'ε':<8}{'role':<18}{'slope':>7}  {'interval':<17}{'theory':>7}  agree?"
     for row in rows:
-        numbers = f"{row.slope:>+7.2f}  {f'[{row.low:+.2f}, {row.high:+.2f}]':<17}{row.theory:>+7.2f}"
+        numbers = (
+            f"{row.slope:>+7.2f}  {f'[{row.low:+.2f}, {row.high:+.2f}]':<17}{row.theory:>+7.2f}"
+        )
         yield f"{_NAMES[row.quantity]:<21}{row.eps:<7}{row.rule:<8}{row.role:<18}{numbers}  {row.verdict}"
 
 
@@ -303,14 +372,19 @@ def _claims(rows: Sequence[Row], size: Size) -> Iterator[Claim]:
     pair = 2 * size.starts
     found: list[tuple[str, str, int, Verdict | Literal["ours"]]] = [
         ("Adam's updates decay with width if ε is fixed",
-         f"ε0 = {EPSILONS['large']:g}: the share of the update that ε leaves has a slope over width of {_range(fixed)}",
+         f"ε0 = {EPSILONS['large']:g}: the share of the update that ε leaves has a slope over "
+         f"width of {_range(fixed)}",
          pair, _falls(fixed)),
         ("they decay as g/(|g| + nε) does, with g of size 1",
-         f"that slope beyond theory's own ({foretold}, from the base's gradient): {_range(fixed, rest=True)}",
+         f"that slope beyond theory's own ({foretold}, from the base's gradient): "
+         f"{_range(fixed, rest=True)}",
          pair + size.starts, _flat(fixed)),
-        ("they do not decay if ε ∝ 1/n", f"the same share with ε ∝ 1/n: {_range(scaled)}", pair, _flat(scaled)),
-        ("in practice ε = 1e-12 avoids it", f"the same share with ε = 1e-12, fixed: {_range(tiny)}", pair, _flat(tiny)),
-        ("gradients shrink like 1/n", f"slope of the gradient's root mean square: {_range(gradient)}",
+        ("they do not decay if ε ∝ 1/n", "the same share with ε ∝ 1/n: "
+                                         f"{_range(scaled)}", pair, _flat(scaled)),
+        ("in practice ε = 1e-12 avoids it", "the same share with ε = 1e-12, fixed: "
+                                            f"{_range(tiny)}", pair, _flat(tiny)),
+        ("gradients shrink like 1/n", "slope of the gradient's root mean square: "
+                                      f"{_range(gradient)}",
          size.starts, _flat(gradient)),
         ("With no ε to speak of, does the update itself hold over width, ‖ΔW‖/‖W0‖?",
          f"its slope with ε = 1e-12: {_range(bare)}", size.starts, "ours"),
@@ -320,10 +394,14 @@ def _claims(rows: Sequence[Row], size: Size) -> Iterator[Claim]:
 
 def _range(rows: Sequence[Row], *, rest: bool = False) -> str:
     """The extreme roles, each with its interval."""
-    found = [(row.rest, row.rest_low, row.rest_high) if rest else (row.slope, row.low, row.high) for row in rows]
+    found = [
+        (row.rest, row.rest_low, row.rest_high) if rest else (row.slope, row.low, row.high)
+        for row in rows
+    ]
     named = sorted(zip(found, (row.role for row in rows), strict=True))
     return " to ".join(
-        f"{v:+z.2f} [{low:+z.2f}, {high:+z.2f}] ({role})" for (v, low, high), role in (named[0], named[-1])
+        f"{v:+z.2f} [{low:+z.2f}, {high:+z.2f}] ({role})"
+        for (v, low, high), role in (named[0], named[-1])
     )
 
 
@@ -331,11 +409,17 @@ def _falls(rows: Sequence[Row]) -> Verdict:
     """All slopes below the tolerance, or one that is not."""
     if all(row.high < -TOLERANCE for row in rows):
         return "agrees"
-    return "disagrees" if any(row.low > -TOLERANCE for row in rows) else "cannot be decided at this scale"
+    return (
+        "disagrees"
+        if any(row.low > -TOLERANCE for row in rows)
+        else "cannot be decided at this scale"
+    )
 
 
 def _flat(rows: Sequence[Row]) -> Verdict:
-    """What is left of the slopes once theory's is taken out: all within the tolerance, or one that is not."""
+    """What is left of the slopes once theory's is taken out: all within the tolerance, or one that
+    is not.
+    """
     verdicts = {row.verdict for row in rows}
     if verdicts == {"pass"}:
         return "agrees"
@@ -351,7 +435,10 @@ _LABELS: Mapping[Key, str] = {
 
 def _figure(checks: Mapping[Key, CheckResult], gradients: _Gradients, size: Size) -> "Figure":
     panels = [
-        PowerPanel(role.replace("_", " "), [_curve(key, checks, role, gradients) for key in _LABELS]) for role in HIDDEN
+        PowerPanel(
+            role.replace("_", " "), [_curve(key, checks, role, gradients) for key in _LABELS]
+        )
+        for role in HIDDEN
     ]
     return draw_powers(
         panels,
@@ -362,9 +449,13 @@ def _figure(checks: Mapping[Key, CheckResult], gradients: _Gradients, size: Size
     )
 
 
-def _curve(key: Key, checks: Mapping[Key, CheckResult], role: str, gradients: _Gradients) -> PowerCurve:
+def _curve(
+    key: Key, checks: Mapping[Key, CheckResult], role: str, gradients: _Gradients
+) -> PowerCurve:
     found = [geometric(column) for column in zip(*_shares(checks, key, role), strict=True)]
-    foretold = [geometric(column).value for column in zip(*_foretold(key, role, gradients), strict=True)]
+    foretold = [
+        geometric(column).value for column in zip(*_foretold(key, role, gradients), strict=True)
+    ]
     return PowerCurve(
         _LABELS[key],
         gradients.widths,

@@ -22,7 +22,9 @@ _SHARED = "open.toml"
 def studies_of(scale: Scale) -> list[str]:
     """Names of the studies that there are at this scale."""
     names = (file.name for file in _folder(scale).iterdir())
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml") and name != _SHARED)
+    return sorted(
+        name.removesuffix(".toml") for name in names if name.endswith(".toml") and name != _SHARED
+    )
 
 
 def load(name: str, scale: Scale) -> StudyConfig:
@@ -55,7 +57,9 @@ def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in above.items():
         under = merged.get(name)
         both = isinstance(under, Mapping) and isinstance(value, Mapping)
-        merged[name] = over(cast(Mapping[str, Any], under), cast(Mapping[str, Any], value)) if both else value
+        merged[name] = (
+            over(cast(Mapping[str, Any], under), cast(Mapping[str, Any], value)) if both else value
+        )
     return merged
 
 

@@ -1,6 +1,8 @@
-"""The paper's two tables of models, computed, beside what it prints; and the batch rule of its text, which is another.
+"""The paper's two tables of models, computed, beside what it prints; and the batch rule of its
+text, which is another.
 
-The printed rows are data here, every column of them. The computed ones follow from shape and tokens a parameter.
+The printed rows are data here, every column of them. The computed ones follow from shape and tokens
+a parameter.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +15,8 @@ from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings
 from mupscale.theory.tables import as_rows
 
 COLUMNS = (
-    "params (M)", "non-embd (M)", "width", "depth", "heads", "head size", "KV heads", "KV reps", "TPP", "tokens",
+    "params (M)", "non-embd (M)", "width", "depth", "heads", "head size", "KV heads", "KV "
+                                                                                      "reps", "TPP", "tokens",
     "sequences", "batch (tokens)", "batch (sequences)", "iterations",
 )  # fmt: skip
 PRINTED: Mapping[str, tuple[float, ...]] = {
@@ -27,7 +30,9 @@ PRINTED: Mapping[str, tuple[float, ...]] = {
     "jwd-medium": (125.96, 81.07, 768, 6, 12, 64, 12, 1, 3, 243210000, 29689, 147456, 18, 1649),
     "jwd-large": (237.17, 177.31, 1024, 10, 16, 64, 16, 1, 3, 531930000, 64933, 212992, 26, 2497),
 }
-"""As the paper prints them (its kvr_t_1 is our kvr_1). Parameters are in millions, the rest are whole numbers."""
+"""As the paper prints them (its kvr_t_1 is our kvr_1). Parameters are in millions, the rest are
+whole numbers.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,10 @@ def cells_of(name: str, rule: BatchRule = "table") -> list[Cell]:
         budget.batch_tokens, budget.batch_sequences, budget.iterations,
     )  # fmt: skip
     rows = zip(COLUMNS, PRINTED[name], computed, strict=True)
-    return [Cell(name, column, _shown(column, printed), _shown(column, ours)) for column, printed, ours in rows]
+    return [
+        Cell(name, column, _shown(column, printed), _shown(column, ours))
+        for column, printed, ours in rows
+    ]
 
 
 def _shown(column: str, value: float) -> str:
@@ -72,7 +80,13 @@ def as_lines(names: Mapping[str, object] = PRINTED) -> Iterator[str]:
     for name in names:
         cells = cells_of(name)
         wrong = [f"{cell.column}: {cell.printed} printed" for cell in cells if not cell.equal]
-        rows.append([name, *(cell.computed for cell in cells), "; ".join(wrong) or "equal to the printed digit"])
+        rows.append(
+            [
+                name,
+                *(cell.computed for cell in cells),
+                "; ".join(wrong) or "equal to the printed digit",
+            ]
+        )
     yield from as_rows(["", *COLUMNS, ""], rows).splitlines()
 
 
@@ -93,14 +107,20 @@ def claims() -> list[Claim]:
 
 
 def _batch_claim() -> Claim:
-    by_text = [cell for name in PRINTED for cell in cells_of(name, "printed") if cell.column == "batch (sequences)"]
+    by_text = [
+        cell
+        for name in PRINTED
+        for cell in cells_of(name, "printed")
+        if cell.column == "batch (sequences)"
+    ]
     equal = sum(cell.equal for cell in by_text)
     ratios = [int(cell.computed) / int(cell.printed) for cell in by_text]
     return Claim(
         experiment=Configurations.name,
         says=f"batch: {BATCH_CONSTANTS['printed']}·√tokens sequences of 8192",
         seen=(
-            f"gives {equal} of the {len(by_text)} batches that the paper's own tables print: {min(ratios):.2f} to "
+            f"gives {equal} of the {len(by_text)} batches that the paper's own tables print: "
+            f"{min(ratios):.2f} to "
             f"{max(ratios):.2f} of them, rounded up"
         ),
         runs=0,
@@ -117,7 +137,9 @@ class Configurations(Experiment):
         return None
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
-        """There is nothing to carry out: a row takes milliseconds, and is computed when it is asked for."""
+        """There is nothing to carry out: a row takes milliseconds, and is computed when it is asked
+        for.
+        """
         how.report(len(PRINTED), len(PRINTED))
 
     def findings(self, scale: Scale, folder: Path) -> Findings:

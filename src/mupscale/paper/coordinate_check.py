@@ -1,8 +1,10 @@
-"""The paper's three coordinate checks: activations and weights under vanilla μP, weights under GQA-μP.
+"""The paper's three coordinate checks: activations and weights under vanilla μP, weights under
+GQA-μP.
 
-The paper prints the shape, batch, seeds, ε and std. Ours: the vocabulary (bytes), the data (Python's own library), the
-rate, the number of steps, one batch for all steps of a run. GQA-μP is run twice: with the factor as printed,
-(1 + √r)/2, and as derived for heads × head_dim ≠ width, which is what the paper's own shape has.
+The paper prints the shape, batch, seeds, ε and std. Ours: the vocabulary (bytes), the data
+(Python's own library), the rate, the number of steps, one batch for all steps of a run. GQA-μP is
+run twice: with the factor as printed, (1 + √r)/2, and as derived for heads × head_dim ≠ width,
+which is what the paper's own shape has.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +18,16 @@ from mupscale.checks import CheckResult, Setup, coordinate_check
 from mupscale.checks.statistics import STATISTICS as KNOWN
 from mupscale.engines import Engine
 from mupscale.errors import UnknownNameError
-from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict
+from mupscale.paper.experiment import (
+    QUIETLY,
+    Claim,
+    Cost,
+    Experiment,
+    Findings,
+    Running,
+    Scale,
+    Verdict,
+)
 from mupscale.paper.few_steps import described, estimated, on_meta, recorded_check, shape_of
 from mupscale.planning import plan
 from mupscale.targets import Family
@@ -53,7 +64,9 @@ class Size:
 
 SIZES: Mapping[str, Size] = {
     "cpu": Size(Family("gpt:check,depth=4"), (1, 2, 3, 4, 5), steps=4, sequence=256),
-    "paper": Size(Family("gpt:coordinate_12,vocabulary=256"), tuple(range(1, 11)), steps=5, sequence=1024),
+    "paper": Size(
+        Family("gpt:coordinate_12,vocabulary=256"), tuple(range(1, 11)), steps=5, sequence=1024
+    ),
 }
 
 
@@ -99,7 +112,9 @@ class Row:
 
 
 def table(results: Mapping[str, CheckResult]) -> list[Row]:
-    """The activation check (flat ‖Δh‖, which is not what is judged) beside the spectral one, for attention and MLP."""
+    """The activation check (flat ‖Δh‖, which is not what is judged) beside the spectral one, for
+    attention and MLP.
+    """
     roles = ("query", "key", "value", "attention_output", "mlp_in", "mlp_out")
     return [
         Row(
@@ -129,7 +144,9 @@ def to_text(rows: Sequence[Row], results: Mapping[str, CheckResult]) -> Iterator
         yield f"{row.rule:<20}{row.statistic:<12}{row.role:<18}{numbers}  {row.verdict}"
     yield ""
     for name, result in results.items():
-        activations = [row.verdict for row in rows if row.rule == name and row.statistic == KNOWN["dh"].label]
+        activations = [
+            row.verdict for row in rows if row.rule == name and row.statistic == KNOWN["dh"].label
+        ]
         flat = f"{activations.count('pass')} of {len(activations)} roles flat, {activations.count('fail')} not"
         yield f"{name}: spectral check {result.verdict}; activation check: {flat}"
 
@@ -153,7 +170,9 @@ class CoordinateCheck(Experiment):
         size = SIZES[scale]
         passes = len(RULES) * len(size.seeds) * (size.steps + 1)
         models = {shape_of(size.family, n_kv_heads=heads): passes for heads in KV_HEADS}
-        return estimated(models, batch=size.setup.batch, sequence=size.sequence, runs=size.runs, workers=workers)
+        return estimated(
+            models, batch=size.setup.batch, sequence=size.sequence, runs=size.runs, workers=workers
+        )
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         run(scale, folder, engine=how.engine, report=how.report)
@@ -181,9 +200,13 @@ class CoordinateCheck(Experiment):
         size = SIZES[scale]
         yield f"{len(RULES)} rules ({', '.join(RULES)}), {len(size.seeds)} seeds, {size.steps} steps of one batch, over"
         for heads in KV_HEADS:
-            model, base = (on_meta(size.family)(n_kv_heads=count) for count in (heads, max(KV_HEADS)))
+            model, base = (
+                on_meta(size.family)(n_kv_heads=count) for count in (heads, max(KV_HEADS))
+            )
             rates = [_key_rate(model, base, rule) for rule in RULES.values()]
-            yield f"  {described(model)}; rate of keys × " + ", ".join(f"{rate:.4g}" for rate in rates)
+            yield f"  {described(model)}; rate of keys × " + ", ".join(
+                f"{rate:.4g}" for rate in rates
+            )
 
 
 def _key_rate(model: nn.Module, base: nn.Module, rule: Rule) -> float:
@@ -203,7 +226,10 @@ def claims(rows: Sequence[Row], results: Mapping[str, CheckResult]) -> Iterator[
         results["mup"],
         "disagrees" if failed else activations,
     )
-    for name, says, verdict in (("mup", "Vanilla μP fails", "fail"), ("gqa-mup", "GQA-μP passes", "pass")):
+    for name, says, verdict in (
+        ("mup", "Vanilla μP fails", "fail"),
+        ("gqa-mup", "GQA-μP passes", "pass"),
+    ):
         own = [row for row in rows if row.rule == name and row.statistic == KNOWN["update"].label]
         shown = _slopes([row for row in own if row.role in ("key", "value", "query")])
         found = results[name].verdict
@@ -211,7 +237,10 @@ def claims(rows: Sequence[Row], results: Mapping[str, CheckResult]) -> Iterator[
         words = f"{found}; slopes of ‖ΔW‖/‖W0‖: {shown}"
         undecided = found == "inconclusive"
         yield _claim(
-            f"{says} the spectral check", words, results[name], "cannot be decided at this scale" if undecided else told
+            f"{says} the spectral check",
+            words,
+            results[name],
+            "cannot be decided at this scale" if undecided else told,
         )
 
 
@@ -220,7 +249,9 @@ def _claim(says: str, seen: str, result: CheckResult, verdict: Verdict) -> Claim
 
 
 def _slopes(rows: Sequence[Row]) -> str:
-    return ", ".join(f"{row.role} {row.slope:+.2f} [{row.low:+.2f}, {row.high:+.2f}]" for row in rows)
+    return ", ".join(
+        f"{row.role} {row.slope:+.2f} [{row.low:+.2f}, {row.high:+.2f}]" for row in rows
+    )
 
 
 EXPERIMENT = CoordinateCheck()

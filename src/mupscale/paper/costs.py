@@ -1,9 +1,10 @@
 """What a study will cost: runs, tokens, and hours on this machine.
 
-A small model is timed: a few real steps, forward, backward and optimizer, on one thread, as a worker has it. A large
-one is reckoned from its operations and the measured speed of a matrix product. Nothing here takes longer than seconds.
-On a CPU, time is the processor's, as if nothing else ran, and all is done in float32: bfloat16 is slower on most, and
-on some a product of it kills the process. So Muon, which needs it, is timed in a process of its own.
+A small model is timed: a few real steps, forward, backward and optimizer, on one thread, as a
+worker has it. A large one is reckoned from its operations and the measured speed of a matrix
+product. Nothing here takes longer than seconds. On a CPU, time is the processor's, as if nothing
+else ran, and all is done in float32: bfloat16 is slower on most, and on some a product of it kills
+the process. So Muon, which needs it, is timed in a process of its own.
 """
 
 import math
@@ -37,17 +38,21 @@ _SECONDS = 0.5
 """For the steps of one shape."""
 
 _OPERATIONS = 1e10
-"""Of a step that is timed: of a larger batch a part is taken. About a tenth of a second on one core."""
+"""Of a step that is timed: of a larger batch a part is taken. About a tenth of a second on one
+core.
+"""
 
 UTILISATION: Mapping[str, float] = {"cpu": 0.8, "cuda": 0.4}
-"""Share of a matrix product's speed that training large models reaches. For a CPU as measured at width 768
-(results/benchmarks/throughput.txt); for a GPU what large runs report, not measured here."""
+"""Share of a matrix product's speed that training large models reaches. For a CPU as measured at
+width 768 (results/benchmarks/throughput.txt); for a GPU what large runs report, not measured
+here."""
 
 _CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 
 _ADAPTIVE_RUNS, _ADAPTIVE_FURTHER, _BRACKET = 9.8, 0.9, 3
-"""Full runs of an adaptive search to ± 0.25 with one proposal at a time, how many more for each further one at once
-(results/benchmarks/search_cost.txt), and those of them that only find the neighbourhood."""
+"""Full runs of an adaptive search to ± 0.25 with one proposal at a time, how many more for each
+further one at once (results/benchmarks/search_cost.txt), and those of them that only find the
+neighbourhood."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,14 @@ class Work:
 
 
 def study_cost(config: StudyConfig, workers: int) -> Cost:
-    """Runs and tokens of a study of the reference model, and its hours with so many workers of one thread each."""
+    """Runs and tokens of a study of the reference model, and its hours with so many workers of one
+    thread each.
+    """
     work = study_work(config)
     runs = sum(one.runs for one in work)
-    seconds = sum(one.runs * one.steps * each for one, each in zip(work, step_seconds(work), strict=True))
+    seconds = sum(
+        one.runs * one.steps * each for one, each in zip(work, step_seconds(work), strict=True)
+    )
     tokens = sum(one.runs * one.lengths.tokens for one in work)
     return Cost(runs=runs, tokens=tokens, hours=seconds / 3600 / max(1, min(workers, runs)))
 
@@ -82,7 +91,10 @@ def study_cost(config: StudyConfig, workers: int) -> Cost:
 def study_work(config: StudyConfig) -> list[Work]:
     """Every cell with its runs."""
     if config.trainer is not None:
-        raise OptionError(f"{config.name}: what a trainer of one's own costs is not known here. Leave [trainer] out.")
+        raise OptionError(
+            f"{config.name}: what a trainer of one's own costs is not known here. Leave [trainer] "
+            "out."
+        )
     return [_work(config, cell) for cell in config.cells()]
 
 
@@ -95,7 +107,9 @@ def _work(config: StudyConfig, cell: Cell) -> Work:
 
 
 def _runs(config: StudyConfig, cell: Cell, tokens: int) -> int:
-    """By the search and its budgets; an adaptive search ends by itself, so what it takes is an estimate."""
+    """By the search and its budgets; an adaptive search ends by itself, so what it takes is an
+    estimate.
+    """
     search, budgets = config.search, list[float]()
     if search.trials is not None:
         budgets.append(search.trials)
@@ -109,14 +123,17 @@ def _runs(config: StudyConfig, cell: Cell, tokens: int) -> int:
 
 
 def adaptive_runs(config: StudyConfig) -> int:
-    """Full runs that a cell takes to its tolerance: as replayed at ± 0.25, and 1/tolerance² beyond the bracket."""
+    """Full runs that a cell takes to its tolerance: as replayed at ± 0.25, and 1/tolerance² beyond
+    the bracket.
+    """
     at_once = config.search.at_once or max(1, round(IN_FLIGHT / len(config.cells())))
     measured = _ADAPTIVE_RUNS + _ADAPTIVE_FURTHER * (at_once - 1)
     return math.ceil(_BRACKET + (measured - _BRACKET) * (0.25 / config.search.tolerance) ** 2)
 
 
 def training_operations(model: GPTConfig, sequence: int, tokens: float) -> float:
-    """Forward and backward: 6 for each parameter that multiplies, and causal attention, for so many tokens.
+    """Forward and backward: 6 for each parameter that multiplies, and causal attention, for so many
+    tokens.
 
     >>> model = GPTConfig(width=64, depth=1, n_heads=4, vocabulary=256, context=32)
     >>> training_operations(model, sequence=32, tokens=1) == 6 * (12 * 64**2 + 64 * 256 + 3 * 64) + 6 * 64 * 32
@@ -129,11 +146,15 @@ def training_operations(model: GPTConfig, sequence: int, tokens: float) -> float
 def step_seconds(work: Sequence[Work]) -> list[float]:
     """Seconds of a step for each, on one thread of this machine."""
     with _one_thread():
-        timed = {one.operations: _timed(one) for one in _spread([one for one in work if one.is_small])}
+        timed = {
+            one.operations: _timed(one) for one in _spread([one for one in work if one.is_small])
+        }
         places = dict.fromkeys(_place(one.config) for one in work if not one.is_small)
         rates = {place: _product_rate(*place) * UTILISATION[place[0]] for place in places}
     return [
-        interpolated(timed, one.operations) if one.is_small else one.operations / rates[_place(one.config)]
+        interpolated(timed, one.operations)
+        if one.is_small
+        else one.operations / rates[_place(one.config)]
         for one in work
     ]
 
@@ -152,17 +173,23 @@ def interpolated(timed: Mapping[float, float], operations: float) -> float:
     0.003162
     """
     xs = sorted(timed)
-    return math.exp(np.interp(math.log(operations), [math.log(x) for x in xs], [math.log(timed[x]) for x in xs]))
+    return math.exp(
+        np.interp(math.log(operations), [math.log(x) for x in xs], [math.log(timed[x]) for x in xs])
+    )
 
 
 def _timed(work: Work) -> float:
     if not work.config.optimizer.name.startswith("muon"):
         return timed_step(work)
-    return carry_out(timed_step, {"a timed step of Muon": work}, engine=Local(workers=1))["a timed step of Muon"]
+    return carry_out(timed_step, {"a timed step of Muon": work}, engine=Local(workers=1))[
+        "a timed step of Muon"
+    ]
 
 
 def timed_step(work: Work) -> float:
-    """Seconds of a real step, the median of a few; of a large batch a part is run, and counts for the whole."""
+    """Seconds of a real step, the median of a few; of a large batch a part is run, and counts for
+    the whole.
+    """
     config, batch = work.config, work.lengths.batch
     part = max(1, min(batch, int(batch * _OPERATIONS / work.operations)))
     device, kind = _place(config)
@@ -188,7 +215,11 @@ def timed_step(work: Work) -> float:
 def _place(config: RunConfig) -> tuple[str, torch.dtype]:
     """Device, and what it computes in."""
     asked = config.machine.device
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else torch.device(asked).type
+    device = (
+        ("cuda" if torch.cuda.is_available() else "cpu")
+        if asked == "auto"
+        else torch.device(asked).type
+    )
     halved = config.machine.precision == "bf16" and device != "cpu"
     return device, torch.bfloat16 if halved else torch.float32
 

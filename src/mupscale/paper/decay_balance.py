@@ -1,14 +1,17 @@
-"""The paper's claim on mis-scaled decay: λ ∝ n^(1+δ) swamps learning, λ ∝ n^(1−δ) vanishes beside it.
+"""The paper's claim on mis-scaled decay: λ ∝ n^(1+δ) swamps learning, λ ∝ n^(1−δ) vanishes beside
+it.
 
-AdamW as torch has it moves a matrix by W ← (1 − ηλ)W − ηr̂. The balance of decay and learning is b = λ‖W‖/‖r̂‖, in
-spectral norms; the rate cancels. Under μP ‖W‖ stays and ‖r̂‖ ∝ n, so that b ∝ n^δ: a slope of δ over the width. It is
-measured in real training of the reference model under `complete-p`, whose λ ∝ n is multiplied by (n/n_base)^δ.
+AdamW as torch has it moves a matrix by W ← (1 − ηλ)W − ηr̂. The balance of decay and learning is b
+= λ‖W‖/‖r̂‖, in spectral norms; the rate cancels. Under μP ‖W‖ stays and ‖r̂‖ ∝ n, so that b ∝ n^δ:
+a slope of δ over the width. It is measured in real training of the reference model under
+`complete-p`, whose λ ∝ n is multiplied by (n/n_base)^δ.
 
-After T steps W_T = D·W_0 + learned, exactly, with D = Π(1 − ηλ). For δ > 0 the paper also lowers the rate,
-η ∝ n^(−1−δ), so that the decay itself keeps its size: "learning vanishes" is about that. Both are run.
+After T steps W_T = D·W_0 + learned, exactly, with D = Π(1 − ηλ). For δ > 0 the paper also lowers
+the rate, η ∝ n^(−1−δ), so that the decay itself keeps its size: "learning vanishes" is about that.
+Both are run.
 
-Ours: the base's rate and decay, chosen so that a few steps show something, the number of steps, the data (Python's own
-library as bytes), no warmup.
+Ours: the base's rate and decay, chosen so that a few steps show something, the number of steps, the
+data (Python's own library as bytes), no warmup.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +29,16 @@ from mupscale.checks.statistics import geometric_mean
 from mupscale.data import Batch
 from mupscale.engines import carry_out
 from mupscale.errors import NonFiniteError
-from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict
+from mupscale.paper.experiment import (
+    QUIETLY,
+    Claim,
+    Cost,
+    Experiment,
+    Findings,
+    Running,
+    Scale,
+    Verdict,
+)
 from mupscale.paper.few_steps import (
     HIDDEN,
     RULE,
@@ -53,7 +65,9 @@ RATE, DECAY = 2**-8, 1.0
 
 @dataclass(frozen=True)
 class Error:
-    """How decay is mis-scaled: by n^δ, and whether the rate is lowered by as much, as the paper does for δ > 0."""
+    """How decay is mis-scaled: by n^δ, and whether the rate is lowered by as much, as the paper
+    does for δ > 0.
+    """
 
     delta: float
     matched: bool = False
@@ -72,7 +86,10 @@ class Error:
 
 
 NONE = Error(0.0)
-ERRORS = (*(Error(delta) for delta in DELTAS), *(Error(delta, matched=True) for delta in DELTAS if delta > 0))
+ERRORS = (
+    *(Error(delta) for delta in DELTAS),
+    *(Error(delta, matched=True) for delta in DELTAS if delta > 0),
+)
 
 
 class Size(OverWidth):
@@ -88,7 +105,12 @@ SIZES: Mapping[Scale, Size] = {
     "cpu": Size(Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), (1, 2, 3, 4, 5), 8, 4, 64),
     # The widths of the paper's weight-decay table and one beyond, with its heads of 64.
     "paper": Size(
-        Family("gpt:jwd-small,vocabulary=256,context=1024"), (384, 768, 1024, 2048), tuple(range(1, 11)), 20, 8, 1024
+        Family("gpt:jwd-small,vocabulary=256,context=1024"),
+        (384, 768, 1024, 2048),
+        tuple(range(1, 11)),
+        20,
+        8,
+        1024,
     ),
 }
 
@@ -128,11 +150,15 @@ class _Matrix:
 
     def note(self) -> None:
         """Of the step just taken b = λ‖W‖/‖r̂‖, with r̂ = ((1 − ηλ)W_t − W_{t+1})/η."""
-        learned = _norm((1 - self.lr * self.weight_decay) * self.before - self.weight.detach()) / self.lr
+        learned = (
+            _norm((1 - self.lr * self.weight_decay) * self.before - self.weight.detach()) / self.lr
+        )
         self.balances.append(self.weight_decay * _norm(self.before) / learned)
 
     def ended(self) -> dict[str, Any]:
-        """W_T = D·W_0 + learned: what decay took of W_0, what was learned beside it, and both parts within W_T."""
+        """W_T = D·W_0 + learned: what decay took of W_0, what was learned beside it, and both parts
+        within W_T.
+        """
         left = (1 - self.lr * self.weight_decay) ** len(self.balances)
         whole, start = _norm(self.weight.detach()), _norm(self.first)
         learned = _norm(self.weight.detach() - left * self.first)
@@ -162,7 +188,9 @@ class _Training:
         loss = cross_entropy_of(self.model, batch)
         self.losses.append(float(loss.detach()))
         if not torch.isfinite(loss):
-            raise NonFiniteError(f"the loss is {self.losses[-1]} at step {step}: the rate {RATE:g} is too large.")
+            raise NonFiniteError(
+                f"the loss is {self.losses[-1]} at step {step}: the rate {RATE:g} is too large."
+            )
         self.optimizer.zero_grad()
         loss.backward()
         for matrix in self.matrices:
@@ -178,7 +206,9 @@ class _Training:
             matrices = [matrix for matrix in self.matrices if matrix.role == role]
             ends = [matrix.ended() for matrix in matrices]
             steps = zip(*(matrix.balances for matrix in matrices), strict=True)
-            found[role] = {name: _short(geometric_mean([end[name] for end in ends])) for name in ends[0]}
+            found[role] = {
+                name: _short(geometric_mean([end[name] for end in ends])) for name in ends[0]
+            }
             found[role]["balance"] = [_short(geometric_mean(values)) for values in steps]
         return found
 
@@ -221,7 +251,9 @@ class Row:
 
 
 class DecayBalance(Experiment):
-    """Decay against learning over the width, with decay that scales as it should and as it should not."""
+    """Decay against learning over the width, with decay that scales as it should and as it should
+    not.
+    """
 
     name: ClassVar[str] = "decay-balance"
 
@@ -229,8 +261,12 @@ class DecayBalance(Experiment):
         size = SIZES[scale]
         each = len(size.seeds) * size.steps
         times = {width: 1 if width == min(size.widths) else len(ERRORS) for width in size.widths}
-        models = {shape_of(size.family, width=width): each * count for width, count in times.items()}
-        return estimated(models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers)
+        models = {
+            shape_of(size.family, width=width): each * count for width, count in times.items()
+        }
+        return estimated(
+            models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers
+        )
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         size = SIZES[scale]
@@ -256,14 +292,17 @@ class DecayBalance(Experiment):
         paths = [reports.save_csv([vars(row) for row in rows], folder / "slopes.csv")]
         paths += reports.save_figure(_balance_figure(seen), folder / "balance", ("png", "svg"))
         paths += reports.save_figure(_parts_figure(seen), folder / "parts", ("png", "svg"))
-        return Findings((*_table(rows), "", *_made_of(seen)), tuple(_claims(rows, seen)), tuple(paths))
+        return Findings(
+            (*_table(rows), "", *_made_of(seen)), tuple(_claims(rows, seen)), tuple(paths)
+        )
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = SIZES[scale]
         yield f"{self.name}: {', '.join(error.label for error in ERRORS)}, each over"
         yield from shapes(size.family, size.widths, RULE)
         yield (
-            f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} tokens, base rate "
+            f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} "
+            "tokens, base rate "
             f"{RATE:g}, base decay {DECAY:g}, std {STD:g}: {size.runs} runs"
         )
 
@@ -292,7 +331,10 @@ class _Seen:
 
     def table(self, error: Error, of: Callable[[Mapping[str, Any]], float]) -> list[list[float]]:
         """By seed, over the widths."""
-        return [[of(self._of[error, seed, width]) for width in self.size.widths] for seed in self.size.seeds]
+        return [
+            [of(self._of[error, seed, width]) for width in self.size.widths]
+            for seed in self.size.seeds
+        ]
 
     def balance(self, error: Error, role: str) -> list[list[float]]:
         """The mean over steps."""
@@ -300,7 +342,9 @@ class _Seen:
 
     def part(self, error: Error, name: str) -> list[list[float]]:
         """A part of W_T, the mean over roles."""
-        return self.table(error, lambda run: geometric_mean([run["roles"][role][name] for role in HIDDEN]))
+        return self.table(
+            error, lambda run: geometric_mean([run["roles"][role][name] for role in HIDDEN])
+        )
 
     def fall(self, error: Error) -> list[list[float]]:
         """How far the loss came down, in nats."""
@@ -308,7 +352,9 @@ class _Seen:
 
 
 def _balance_rows(seen: _Seen) -> Iterator[Row]:
-    """One for each error and role; intervals of a hidden role hold together with those of the others."""
+    """One for each error and role; intervals of a hidden role hold together with those of the
+    others.
+    """
     for error in ERRORS:
         for role in HIDDEN:
             slope = fit_slope(seen.size.widths, seen.balance(error, role))
@@ -316,24 +362,43 @@ def _balance_rows(seen: _Seen) -> Iterator[Row]:
 
 
 def _relative_rows(seen: _Seen) -> Iterator[Row]:
-    """The balance over that at δ = 0, seed by seed: whatever else the width does to a role cancels."""
+    """The balance over that at δ = 0, seed by seed: whatever else the width does to a role
+    cancels.
+    """
     for error in ERRORS:
         for role in HIDDEN if error.delta else ():
             pairs = zip(seen.balance(error, role), seen.balance(NONE, role), strict=True)
             values = [[own / right for own, right in zip(*rows, strict=True)] for rows in pairs]
-            yield _row("relative", error, role, fit_slope(seen.size.widths, values), error.delta, len(HIDDEN))
+            yield _row(
+                "relative",
+                error,
+                role,
+                fit_slope(seen.size.widths, values),
+                error.delta,
+                len(HIDDEN),
+            )
 
 
 def _part_rows(seen: _Seen) -> Iterator[Row]:
-    """What was learned, over ‖W_0‖: as much at every width, or less by as much as the rate is lowered."""
+    """What was learned, over ‖W_0‖: as much at every width, or less by as much as the rate is
+    lowered.
+    """
     for error in ERRORS:
         slope = fit_slope(seen.size.widths, seen.part(error, "gained"))
         yield _row("learned", error, "all hidden", slope, -error.delta if error.matched else 0.0, 1)
 
 
-def _row(quantity: str, error: Error, role: str, slope: Slope, theory: float, comparisons: int) -> Row:
+def _row(
+    quantity: str, error: Error, role: str, slope: Slope, theory: float, comparisons: int
+) -> Row:
     low, high = slope.interval(comparisons=comparisons)
-    moved = Slope(slope.value - theory, slope.standard_error, slope.degrees_of_freedom, slope.seeds, slope.values)
+    moved = Slope(
+        slope.value - theory,
+        slope.standard_error,
+        slope.degrees_of_freedom,
+        slope.seeds,
+        slope.values,
+    )
     verdict = judge_flatness(moved, tolerance=TOLERANCE, comparisons=comparisons).verdict
     return Row(quantity, error.delta, error.matched, role, slope.value, low, high, theory, verdict)
 
@@ -344,14 +409,20 @@ _NAMES = {"balance": "b = λ‖W‖/‖r̂‖", "relative": "b over b at δ = 0"
 def _table(rows: Sequence[Row]) -> Iterator[str]:
     yield f"{'slope over width of':<21}{'decay':<20}{'role':<18}{'slope':>7}  {'interval':<17}{'theory':>7}  agree?"
     for row in rows:
-        numbers = f"{row.slope:>+7.2f}  {f'[{row.low:+.2f}, {row.high:+.2f}]':<17}{row.theory:>+7.2f}"
+        numbers = (
+            f"{row.slope:>+7.2f}  {f'[{row.low:+.2f}, {row.high:+.2f}]':<17}{row.theory:>+7.2f}"
+        )
         label = Error(row.delta, row.rate_lowered).label
         yield f"{_NAMES[row.quantity]:<21}{label:<20}{row.role:<18}{numbers}  {row.verdict}"
 
 
 def _claims(rows: Sequence[Row], seen: _Seen) -> Iterator[Claim]:
     def chosen(quantity: str, wanted: Callable[[Error], bool]) -> list[Row]:
-        return [row for row in rows if row.quantity == quantity and wanted(Error(row.delta, row.rate_lowered))]
+        return [
+            row
+            for row in rows
+            if row.quantity == quantity and wanted(Error(row.delta, row.rate_lowered))
+        ]
 
     right = chosen("balance", lambda error: error.delta == 0)
     above = chosen("balance", lambda error: error.delta > 0)
@@ -364,16 +435,26 @@ def _claims(rows: Sequence[Row], seen: _Seen) -> Iterator[Claim]:
     flat = [row.role for row in right if row.verdict == "pass"]
     found: list[tuple[str, str, int, Verdict | Literal["ours"]]] = [
         ("λ ∝ n keeps decay and learning in balance at every width",
-         f"b = λ‖W‖/‖r̂‖ {_range(right)}; within ±{TOLERANCE} for {', '.join(flat) or 'no role'}", 1, _as_theory(right)),
+         f"b = λ‖W‖/‖r̂‖ {_range(right)}; within ±{TOLERANCE} for "
+         f"{', '.join(flat) or 'no role'}", 1, _as_theory(right)),
         ("λ ∝ n^(1+δ): decay outgrows learning", f"b {_range(above)}", 4, _beyond(above, 1)),
-        ("λ ∝ n^(1−δ): decay vanishes beside learning", f"b {_range(below)}", 2, _beyond(below, -1)),
-        ("with η ∝ n^(−1−δ) beside it, what is learned becomes negligible", f"‖learned‖/‖W_0‖ {_range(lowered)}", 2,
+        ("λ ∝ n^(1−δ): decay vanishes beside learning", "b "
+                                                        f"{_range(below)}", 2, _beyond(below, -1)),
+        ("with η ∝ n^(−1−δ) beside it, what is learned becomes negligible", "‖learned‖/‖W_0‖ "
+                                                                            f"{_range(lowered)}", 2,
          _beyond(lowered, -1)),
         ("How does the balance go with the width? By theory as n^δ",
-         f"b over b at δ = 0, at the rule's own rate {_range(law)}; with η lowered {_range(slower)}", 7, "ours"),
+         f"b over b at δ = 0, at the rule's own rate {_range(law)}; with η lowered "
+         f"{_range(slower)}", 7, "ours"),
     ]  # fmt: skip
     for says, seen_text, errors, verdict in found:
-        yield Claim("decay-balance", says, f"slope over width of {seen_text}", seeds + errors * beyond, verdict)
+        yield Claim(
+            "decay-balance",
+            says,
+            f"slope over width of {seen_text}",
+            seeds + errors * beyond,
+            verdict,
+        )
 
 
 def _range(rows: Sequence[Row]) -> str:
@@ -421,7 +502,9 @@ def _made_of(seen: _Seen) -> Iterator[str]:
     yield f"{'decay':<20}{'width':>6}{''.join(f'{head:>17}' for head in _PARTS.values())}{'loss fell by':>14}"
     for error in ERRORS:
         for place in (0, -1):
-            parts = [geometric([row[place] for row in seen.part(error, name)]).value for name in _PARTS]
+            parts = [
+                geometric([row[place] for row in seen.part(error, name)]).value for name in _PARTS
+            ]
             fall = sum(row[place] for row in seen.fall(error)) / len(size.seeds)
             cells = "".join(f"{part:>17.3f}" for part in parts)
             yield f"{error.label:<20}{size.widths[place]:>6}{cells}{fall:>14.2f}"
@@ -440,7 +523,8 @@ def _balance_figure(seen: _Seen) -> "Figure":
         panels,
         x_label="width n",
         y_label="b = λ‖W‖/‖r̂‖",
-        title=f"Decay beside learning, λ ∝ n$^{{1+δ}}$ ({len(seen.size.seeds)} seeds, bands: 95 % intervals)",
+        title=f"Decay beside learning, λ ∝ n$^{{1+δ}}$ ({len(seen.size.seeds)} seeds, bands: 95 % "
+        "intervals)",
         theory="theory: b ∝ n$^δ$",
     )
 
@@ -448,17 +532,24 @@ def _balance_figure(seen: _Seen) -> "Figure":
 def _parts_figure(seen: _Seen) -> "Figure":
     """To first order decay takes a share ∝ ηλ of W_0, and learning gives one ∝ η."""
     taken = [
-        _curve(seen, error.label, seen.part(error, "taken"), 0.0 if error.matched else error.delta) for error in ERRORS
+        _curve(seen, error.label, seen.part(error, "taken"), 0.0 if error.matched else error.delta)
+        for error in ERRORS
     ]
     gained = [
-        _curve(seen, error.label, seen.part(error, "gained"), -error.delta if error.matched else 0.0)
+        _curve(
+            seen, error.label, seen.part(error, "gained"), -error.delta if error.matched else 0.0
+        )
         for error in ERRORS
     ]
     return draw_powers(
-        [PowerPanel("taken by decay, 1 − D", taken), PowerPanel("learned, ‖learned‖/‖W_0‖", gained)],
+        [
+            PowerPanel("taken by decay, 1 − D", taken),
+            PowerPanel("learned, ‖learned‖/‖W_0‖", gained),
+        ],
         x_label="width n",
         y_label="share of ‖W_0‖",
-        title=f"W_T = D·W_0 + learned after {seen.size.steps} steps, λ ∝ n$^{{1+δ}}$ ({len(seen.size.seeds)} seeds)",
+        title=f"W_T = D·W_0 + learned after {seen.size.steps} steps, λ ∝ n$^{{1+δ}}$ "
+        f"({len(seen.size.seeds)} seeds)",
         theory="theory: ∝ ηλ, ∝ η",
     )
 
@@ -468,5 +559,10 @@ def _curve(seen: _Seen, label: str, values: Sequence[Sequence[float]], slope: fl
     found, widths = [geometric(column) for column in zip(*values, strict=True)], seen.size.widths
     line = [found[0].value * (width / widths[0]) ** slope for width in widths]
     return PowerCurve(
-        label, widths, [one.value for one in found], [one.low for one in found], [one.high for one in found], line
+        label,
+        widths,
+        [one.value for one in found],
+        [one.low for one in found],
+        [one.high for one in found],
+        line,
     )

@@ -1,4 +1,6 @@
-"""The paper's claim on depth: residual branches must be scaled by 1/L; 1/√L and 1 are not enough."""
+"""The paper's claim on depth: residual branches must be scaled by 1/L; 1/√L and 1 are not
+enough.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,7 +12,9 @@ BETAS: Mapping[str, tuple[str, Movement]] = {
     "beta-1-over-sqrt-L": ("1/√L", "moves"),
     "complete-p": ("1/L", "still"),
 }
-"""Rules of the study: the factor on their branches, and what then follows for the rate, as the paper has it."""
+"""Rules of the study: the factor on their branches, and what then follows for the rate, as the
+paper has it.
+"""
 
 
 class Depth(Sweep):

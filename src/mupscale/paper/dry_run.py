@@ -1,4 +1,5 @@
-"""A study checked without running it: every model on the meta device, its plan, its optimizer, its schedule.
+"""A study checked without running it: every model on the meta device, its plan, its optimizer, its
+schedule.
 
 Nothing is downloaded and no memory is taken for weights. A mistake is an error that names the cell.
 """
@@ -23,9 +24,13 @@ from mupscale.training.preparation import Lengths, on_meta, optimizers, plan_for
 
 
 def validate(config: StudyConfig) -> Iterator[str]:
-    """A line a cell, and the paper's row where it is one of the paper's; what would not run is an error."""
+    """A line a cell, and the paper's row where it is one of the paper's; what would not run is an
+    error.
+    """
     if config.trainer is not None:
-        raise OptionError(f"{config.name}: a trainer of one's own is not checked here. Leave [trainer] out.")
+        raise OptionError(
+            f"{config.name}: a trainer of one's own is not checked here. Leave [trainer] out."
+        )
     said: set[str] = set()
     for cell in config.cells():
         try:
@@ -44,7 +49,9 @@ def _checked(config: StudyConfig, cell: Cell) -> list[str]:
     optimizers(made, model, run.optimizer)
     _check_shares(run, found, config.engine.ranks)
     size = f"{parameter_counts(run.model).total / 1e6:.2f}M parameters"
-    schedule = f"{found.steps} steps of {found.batch} × {run.data.sequence} tokens, warmup {found.warmup}"
+    schedule = (
+        f"{found.steps} steps of {found.batch} × {run.data.sequence} tokens, warmup {found.warmup}"
+    )
     line = f"{cell.name}: {size}, {_rates(made)}, {schedule}"
     return [f"corpus: {corpus}, named and not opened", line, *_row(run, found)]
 
@@ -60,24 +67,35 @@ def _check_shares(run: RunConfig, found: Lengths, ranks: int) -> None:
     parts = ranks * run.length.accumulate
     if found.batch % parts:
         raise DimensionError(
-            f"a batch of {found.batch} sequences cannot be shared by {ranks} ranks in {run.length.accumulate} slices. "
+            f"a batch of {found.batch} sequences cannot be shared by {ranks} ranks in "
+            f"{run.length.accumulate} slices. "
             "Choose length.accumulate so that ranks × slices divide it."
         )
     if (run.machine.shard == "none") != (ranks == 1):
-        raise OptionError(f"engine.ranks = {ranks} and machine.shard = {run.machine.shard} do not go together.")
+        raise OptionError(
+            f"engine.ranks = {ranks} and machine.shard = {run.machine.shard} do not go together."
+        )
     if found.warmup >= found.steps:
-        raise OptionError(f"a warmup of {found.warmup} steps leaves nothing of {found.steps}. Set length.warmup.")
+        raise OptionError(
+            f"a warmup of {found.warmup} steps leaves nothing of {found.steps}. Set length.warmup."
+        )
 
 
 def _row(run: RunConfig, found: Lengths) -> list[str]:
-    """The paper's row of this model, if it is one of the paper's and trained as there; with an error if it differs."""
+    """The paper's row of this model, if it is one of the paper's and trained as there; with an
+    error if it differs.
+    """
     name = printed_name(run)
     if name is None:
         return []
     cells = cells_of(name)
     by_column = {cell.column: cell for cell in cells}
     ours = {"batch (sequences)": found.batch, "iterations": found.steps}
-    wrong = [f"{cell.column} is {cell.computed}, printed {cell.printed}" for cell in cells if not cell.equal]
+    wrong = [
+        f"{cell.column} is {cell.computed}, printed {cell.printed}"
+        for cell in cells
+        if not cell.equal
+    ]
     wrong += [
         f"{column} of the run is {value}, printed {by_column[column].printed}"
         for column, value in ours.items()
@@ -85,18 +103,25 @@ def _row(run: RunConfig, found: Lengths) -> list[str]:
     ]
     if wrong:
         raise OptionError(f"not the paper's row {name}: {'; '.join(wrong)}.")
-    return [f"  the paper's {name}: {' | '.join(cell.computed for cell in cells)}: equal to the printed digit"]
+    return [
+        f"  the paper's {name}: {' | '.join(cell.computed for cell in cells)}: equal to the "
+        "printed digit"
+    ]
 
 
 def printed_name(run: RunConfig) -> str | None:
-    """The row of the paper's tables that a run is of: the same shape, tokens a parameter, sequences and batch rule."""
+    """The row of the paper's tables that a run is of: the same shape, tokens a parameter, sequences
+    and batch rule.
+    """
     length = run.length
     ruled = length.batch is None and length.batch_rule == "table" and length.steps is None
     if not ruled or run.data.sequence != SEQUENCE_TOKENS:
         return None
     named = (CONFIGURATIONS[name] for name in PRINTED)
     trained = (run.model, length.tokens_per_parameter)
-    return next((one.name for one in named if (one.model, one.tokens_per_parameter) == trained), None)
+    return next(
+        (one.name for one in named if (one.model, one.tokens_per_parameter) == trained), None
+    )
 
 
 def corpus_named(name: str, tokenizer: str | None) -> str:

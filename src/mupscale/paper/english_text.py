@@ -1,12 +1,13 @@
-"""Write an English text for the `text:` corpus from a dictionary in dictd's format, such as Debian's dict-gcide.
+"""Write an English text for the `text:` corpus from a dictionary in dictd's format, such as
+Debian's dict-gcide.
 
     apt-get install dict-gcide
     python examples/english_text.py /usr/share/dictd/gcide.dict.dz runs/gcide.txt
     mupscale sweep study.toml --set data.corpus=text:runs/gcide.txt
 
-The dictionary stays outside of the project: it has a license of its own. Entries that are copies of another one are
-dropped. The rest is put into the order of their hashes: `text:` holds out the end of a file, and the end of an
-alphabet is not like its beginning.
+The dictionary stays outside of the project: it has a license of its own. Entries that are copies of
+another one are dropped. The rest is put into the order of their hashes: `text:` holds out the end
+of a file, and the end of an alphabet is not like its beginning.
 """
 
 import argparse
@@ -35,8 +36,12 @@ def shuffled(found: list[bytes]) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write an English text from a dictionary in dictd's format.")
-    parser.add_argument("dictionary", type=Path, help="A .dict file, or a .dict.dz file, which is gzip.")
+    parser = argparse.ArgumentParser(
+        description="Write an English text from a dictionary in dictd's format."
+    )
+    parser.add_argument(
+        "dictionary", type=Path, help="A .dict file, or a .dict.dz file, which is gzip."
+    )
     parser.add_argument("output", type=Path, help="The text file to write.")
     where = parser.parse_args()
     packed = where.dictionary.read_bytes()
@@ -44,7 +49,8 @@ def main() -> None:
     text = shuffled(found)
     where.output.parent.mkdir(parents=True, exist_ok=True)
     where.output.write_bytes(text)
-    print(f"{where.output}: {len(set(found)):,} entries ({len(found) - len(set(found))} copies dropped), "
+    print(f"{where.output}: {len(set(found)):,} entries ({len(found) - len(set(found))} copies "
+          "dropped), "
           f"{len(text):,} bytes, SHA-256 {hashlib.sha256(text).hexdigest()}")  # fmt: skip
 
 

@@ -1,8 +1,10 @@
-"""The paper's figure of spectral against expected norm: repetition raises the one and leaves the other.
+"""The paper's figure of spectral against expected norm: repetition raises the one and leaves the
+other.
 
-For each r, many draws of a Gaussian matrix W (n/r × n). The matrix in effect, W⊕, stacks it r times. Both norms are
-divided by σ√n, so that the expected one is 1 whatever r is. One input a draw: averaging over inputs would remove the
-growing spread, √(r/2n), which is the figure's second message. The paper does not state its width; ours is 384.
+For each r, many draws of a Gaussian matrix W (n/r × n). The matrix in effect, W⊕, stacks it r
+times. Both norms are divided by σ√n, so that the expected one is 1 whatever r is. One input a draw:
+averaging over inputs would remove the growing spread, √(r/2n), which is the figure's second
+message. The paper does not state its width; ours is 384.
 """
 
 import dataclasses
@@ -17,7 +19,17 @@ import torch
 
 from mupscale import norms, records, reports
 from mupscale.errors import DimensionError, OptionError
-from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict, refuse_empty
+from mupscale.paper.experiment import (
+    QUIETLY,
+    Claim,
+    Cost,
+    Experiment,
+    Findings,
+    Running,
+    Scale,
+    Verdict,
+    refuse_empty,
+)
 from mupscale.theory import estimates, formulas
 from mupscale.theory.formulas import Expr
 from mupscale.theory.units import KeyValue
@@ -42,7 +54,9 @@ class Config:
         if self.draws < 2:
             raise OptionError(f"draws={self.draws} leaves no spread to show. Take at least 2.")
         if not 0 <= self.seed < 2**63:
-            raise OptionError(f"seed={self.seed} is out of range. Give a whole number from 0 to 2^63 - 1.")
+            raise OptionError(
+                f"seed={self.seed} is out of range. Give a whole number from 0 to 2^63 - 1."
+            )
         if not self.repetitions:
             raise OptionError("repetitions is empty. Give some, such as 1,2,4.")
         if len(set(self.repetitions)) < len(self.repetitions):
@@ -63,7 +77,9 @@ class Draw:
 
 @dataclass(frozen=True)
 class Point:
-    """What is drawn at one r: mean and standard deviation (ddof 1) over draws, and what theory says of the mean."""
+    """What is drawn at one r: mean and standard deviation (ddof 1) over draws, and what theory says
+    of the mean.
+    """
 
     norm: str
     r: int
@@ -80,7 +96,9 @@ def run(config: Config, advance: Callable[[int], object] = lambda _: None) -> li
     return [draw for r in config.repetitions for draw in _draws(config, r, generator, advance)]
 
 
-def _draws(config: Config, r: int, generator: torch.Generator, advance: Callable[[int], object]) -> Iterator[Draw]:
+def _draws(
+    config: Config, r: int, generator: torch.Generator, advance: Callable[[int], object]
+) -> Iterator[Draw]:
     n, rows = config.width, config.width // r
     batch = max(1, _AT_ONCE // (n * rows))
     for start in range(0, config.draws, batch):
@@ -104,7 +122,15 @@ def summarize(config: Config, draws: Sequence[Draw]) -> list[Point]:
             values = np.array([getattr(draw, norm) for draw in draws if draw.r == r])
             theory = float(_theory(norm).subs(formulas.r, r))
             points.append(
-                Point(norm, r, config.width, len(values), float(values.mean()), float(values.std(ddof=1)), theory)
+                Point(
+                    norm,
+                    r,
+                    config.width,
+                    len(values),
+                    float(values.mean()),
+                    float(values.std(ddof=1)),
+                    theory,
+                )
             )
     return points
 
@@ -113,7 +139,11 @@ def _theory(norm: str) -> Expr:
     """The mean that theory predicts, in r."""
     n_out, n_in = KeyValue(formulas.n, formulas.r).shape()
     sigma = 1 / sympy.sqrt(n_in)
-    one = estimates.bai_yin(sigma, n_out, n_in) if norm == "spectral" else estimates.expected(sigma, n_out)
+    one = (
+        estimates.bai_yin(sigma, n_out, n_in)
+        if norm == "spectral"
+        else estimates.expected(sigma, n_out)
+    )
     return formulas.tidy(estimates.repeated(one, formulas.r))
 
 
@@ -123,7 +153,9 @@ def save(config: Config, draws: Sequence[Draw], folder: Path) -> list[Path]:
     stem = folder / "expected-norms"
     data = stem.with_suffix(".jsonl")
     records.write_rows(data, draws)
-    table = reports.save_csv([dataclasses.asdict(point) for point in points], stem.with_suffix(".csv"))
+    table = reports.save_csv(
+        [dataclasses.asdict(point) for point in points], stem.with_suffix(".csv")
+    )
     return [data, table, *reports.save_figure(_figure(config, points), stem)]
 
 
@@ -181,8 +213,13 @@ class ExpectedNorms(Experiment):
         rows, _ = records.read_lines(folder / "expected-norms.jsonl")
         draws = [Draw(**row) for row in rows]
         points = summarize(config, draws)
-        data = {"config": dataclasses.asdict(config), "points": [dataclasses.asdict(point) for point in points]}
-        return Findings(tuple(_lines(points)), tuple(_claims(points)), tuple(save(config, draws, folder)), data)
+        data = {
+            "config": dataclasses.asdict(config),
+            "points": [dataclasses.asdict(point) for point in points],
+        }
+        return Findings(
+            tuple(_lines(points)), tuple(_claims(points)), tuple(save(config, draws, folder)), data
+        )
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         config = SIZES[scale]
@@ -197,7 +234,9 @@ def _lines(points: Sequence[Point]) -> Iterator[str]:
 
 
 def _claims(points: Sequence[Point]) -> Iterator[Claim]:
-    """Means within 4 % (spectral: theory is a limit) and 2 % of theory; the spread within 5 % and its own noise."""
+    """Means within 4 % (spectral: theory is a limit) and 2 % of theory; the spread within 5 % and
+    its own noise.
+    """
     draws = sum(point.draws for point in points) // 2
     for norm, says in (
         ("spectral", "The spectral norm of the repeated matrix grows as 1 + √r"),
@@ -206,12 +245,18 @@ def _claims(points: Sequence[Point]) -> Iterator[Claim]:
         own = [point for point in points if point.norm == norm]
         off = max(abs(point.mean / point.theory - 1) for point in own)
         allowed = 0.04 if norm == "spectral" else 0.02
-        worst = f"means at most {off:.1%} off, for r = {own[0].r} to {own[-1].r} at n = {own[0].width}"
-        yield Claim(ExpectedNorms.name, says, worst, draws, "agrees" if off < allowed else "disagrees")
+        worst = (
+            f"means at most {off:.1%} off, for r = {own[0].r} to {own[-1].r} at n = {own[0].width}"
+        )
+        yield Claim(
+            ExpectedNorms.name, says, worst, draws, "agrees" if off < allowed else "disagrees"
+        )
     own = [point for point in points if point.norm == "expected"]
     ratios = [point.sd / (point.r / 2 / point.width) ** 0.5 for point in own]
     allowed = 0.05 + 3 / (2 * own[0].draws) ** 0.5
-    verdict: Verdict = "agrees" if all(abs(ratio - 1) < allowed for ratio in ratios) else "disagrees"
+    verdict: Verdict = (
+        "agrees" if all(abs(ratio - 1) < allowed for ratio in ratios) else "disagrees"
+    )
     words = f"its sd over draws is {min(ratios):.2f} to {max(ratios):.2f} times √(r/2n)"
     yield Claim(ExpectedNorms.name, "Its spread grows with r", words, draws, verdict)
 

@@ -17,7 +17,9 @@ Verdict = Literal["agrees", "disagrees", "cannot be decided at this scale"]
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, or a question of ours, beside what was seen: one line of results/README.md."""
+    """A claim of the paper, or a question of ours, beside what was seen: one line of
+    results/README.md.
+    """
 
     experiment: str
     says: str
@@ -44,7 +46,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the records say: lines to print, claims for the table, and the files that were written."""
+    """What the records say: lines to print, claims for the table, and the files that were
+    written.
+    """
 
     lines: tuple[str, ...]
     claims: tuple[Claim, ...]
@@ -55,7 +59,9 @@ class Findings:
 
 @dataclass(frozen=True)
 class Running:
-    """Where runs are carried out; `report` hears how many are done, of how many, `remark` what a reader should know."""
+    """Where runs are carried out; `report` hears how many are done, of how many, `remark` what a
+    reader should know.
+    """
 
     engine: Engine | None = None
     report: Callable[[int, int], None] = lambda done, total: None
@@ -87,7 +93,9 @@ class Experiment(ABC):
         with TemporaryDirectory() as beside:
             if not folder.is_dir():
                 return self.findings(scale, Path(beside)).claims
-            return self.findings(scale, Path(shutil.copytree(folder, Path(beside) / folder.name))).claims
+            return self.findings(
+                scale, Path(shutil.copytree(folder, Path(beside) / folder.name))
+            ).claims
 
     @abstractmethod
     def dry_run(self, scale: Scale) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""What experiments of a few training steps share: a model at its start, checks on disk, what it all costs."""
+"""What experiments of a few training steps share: a model at its start, checks on disk, what it all
+costs.
+"""
 
 import math
 import time
@@ -30,7 +32,9 @@ RULE, STD = rule_named("complete-p"), 0.1
 """Of models over width, unless an experiment changes just that."""
 
 _NORMS, _SECONDS = 1.5, 1.0
-"""Norms take about half as long again as the training of a few steps; a model and its plan take a second a run."""
+"""Norms take about half as long again as the training of a few steps; a model and its plan take a
+second a run.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,9 @@ class OverWidth:
     sequence: int
 
     def start(self, width: int, seed: int) -> Start:
-        return Start(self.family, width, min(self.widths), seed, RULE, STD, self.batch, self.sequence)
+        return Start(
+            self.family, width, min(self.widths), seed, RULE, STD, self.batch, self.sequence
+        )
 
 
 def planned(family: Family, width: int, base: int, rule: Rule) -> tuple[nn.Module, Plan]:
@@ -100,7 +106,8 @@ def described(model: nn.Module) -> str:
     assert isinstance(model, GPT)
     shape, count = model.config, model.parameter_counts().non_embedding
     return (
-        f"width {shape.width}, depth {shape.depth}, {shape.n_heads} heads of {shape.head_size}, r = "
+        f"width {shape.width}, depth {shape.depth}, {shape.n_heads} heads of {shape.head_size}, r "
+        "= "
         f"{shape.repetitions}, {count / 1e6:.2f} M non-embedding parameters"
     )
 
@@ -124,7 +131,10 @@ def recorded(ledger: Path, jobs: int) -> dict[str, Any]:
     refuse_empty(ledger.parent, ledger.name)
     _, results = Ledger.read(ledger)
     if len(results) < jobs:
-        raise OptionError(f"{ledger} holds {len(results)} of {jobs} runs. Run the same command again to complete it.")
+        raise OptionError(
+            f"{ledger} holds {len(results)} of {jobs} runs. Run the same command again to complete "
+            "it."
+        )
     return results
 
 
@@ -139,15 +149,27 @@ def geometric(values: Sequence[float]) -> Estimate:
     mean, count = sum(logs) / len(logs), len(logs)
     variance = sum((one - mean) ** 2 for one in logs) / (count - 1) if count > 1 else math.inf
     found = Estimate.student(mean, math.sqrt(variance / count), count - 1)
-    return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.degrees_of_freedom)
+    return Estimate(
+        math.exp(found.value), math.exp(found.low), math.exp(found.high), found.degrees_of_freedom
+    )
 
 
-def estimated(passes: Mapping[GPTConfig, int], *, batch: int, sequence: int, runs: int, workers: int) -> Cost:
-    """Of so many forward and backward passes over a batch by each model, on this machine as fast as it is now."""
+def estimated(
+    passes: Mapping[GPTConfig, int], *, batch: int, sequence: int, runs: int, workers: int
+) -> Cost:
+    """Of so many forward and backward passes over a batch by each model, on this machine as fast as
+    it is now.
+    """
     tokens = float(batch * sequence)
-    operations = sum(count * training_operations(model, sequence, tokens) for model, count in passes.items())
+    operations = sum(
+        count * training_operations(model, sequence, tokens) for model, count in passes.items()
+    )
     seconds = _NORMS * operations / _operations_a_second() + _SECONDS * runs
-    return Cost(runs=runs, tokens=tokens * sum(passes.values()), hours=seconds / max(1, min(workers, runs)) / 3600)
+    return Cost(
+        runs=runs,
+        tokens=tokens * sum(passes.values()),
+        hours=seconds / max(1, min(workers, runs)) / 3600,
+    )
 
 
 def _operations_a_second() -> float:

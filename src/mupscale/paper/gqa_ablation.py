@@ -35,7 +35,11 @@ class GqaAblation(Sweep):
         )
         yield self._narrower(seen)
         yield self._factor_alone(seen)
-        words = [f"{rule} {with_ends(lost.loss, 4)}" for rule in RULES if (lost := regret_at_most_shared(seen, rule))]
+        words = [
+            f"{rule} {with_ends(lost.loss, 4)}"
+            for rule in RULES
+            if (lost := regret_at_most_shared(seen, rule))
+        ]
         question = "What does r = 12 give up, in nats, if it is trained at the best rate of r = 1?"
         yield Claim(self.name, question, "; ".join(words) or "not found", seen.count(), "ours")
 
@@ -44,10 +48,15 @@ class GqaAblation(Sweep):
         words = [drift_words(seen, rule) for rule in ("mup", "gqa-mup")]
         if found is not None:
             words.append(f"gqa-mup drifts {with_ends(found.difference)} further")
-        verdict = {"gqa-mup": "agrees", "mup": "disagrees"}.get(found.better or "") if found else None
+        verdict = (
+            {"gqa-mup": "agrees", "mup": "disagrees"}.get(found.better or "") if found else None
+        )
         runs = seen.count("mup", "gqa-mup")
         return self._claim(
-            "GQA-μP brings the best rates into a much narrower region than vanilla μP", "; ".join(words), runs, verdict
+            "GQA-μP brings the best rates into a much narrower region than vanilla μP",
+            "; ".join(words),
+            runs,
+            verdict,
         )
 
     def _factor_alone(self, seen: Seen) -> Claim:
@@ -56,7 +65,8 @@ class GqaAblation(Sweep):
         loss = seen.comparison("loss at the optimum", "gqa-mup", "complete-p")
         return Claim(
             self.name,
-            "What does the key/value factor do by itself (gqa-mup against complete-p, which has all but it)?",
+            "What does the key/value factor do by itself (gqa-mup against complete-p, which has "
+            "all but it)?",
             f"drift {with_ends(drift.difference if drift else None)} further; loss at the optimum "
             f"{with_ends(loss.difference if loss else None, 4)} nats higher",
             seen.count("gqa-mup", "complete-p"),
@@ -65,7 +75,9 @@ class GqaAblation(Sweep):
 
     def _claim(self, says: str, words: str, runs: int, verdict: str | None) -> Claim:
         known: dict[str | None, Verdict] = {"agrees": "agrees", "disagrees": "disagrees"}
-        return Claim(self.name, says, words, runs, known.get(verdict, "cannot be decided at this scale"))
+        return Claim(
+            self.name, says, words, runs, known.get(verdict, "cannot be decided at this scale")
+        )
 
 
 def regret_at_most_shared(seen: Seen, rule: str) -> Regret | None:

@@ -1,14 +1,18 @@
-"""The paper's dichotomy: with few key/value heads either the rate transfers and runs get noisier, or neither.
+"""The paper's dichotomy: with few key/value heads either the rate transfers and runs get noisier,
+or neither.
 
-With r repetitions the matrix in effect repeats n/r rows, and the relative spread of ‖W⊕x‖/‖x‖ over draws of the weights
-is √(r/2n). What of that is seen in training? Two rules, alike but for the key/value rate: `complete-p` leaves it, and
-`gqa-mup` raises it with r. Two things are looked at, over seeds:
+With r repetitions the matrix in effect repeats n/r rows, and the relative spread of ‖W⊕x‖/‖x‖ over
+draws of the weights is √(r/2n). What of that is seen in training? Two rules, alike but for the
+key/value rate: `complete-p` leaves it, and `gqa-mup` raises it with r. Two things are looked at,
+over seeds:
 
-- updates: the spread of ‖ΔW‖/‖W0‖ of keys and values over a few steps, as it is and relative to its mean;
+- updates: the spread of ‖ΔW‖/‖W0‖ of keys and values over a few steps, as it is and relative to its
+mean;
 - a study: the spread of the optimal rate, and of the loss there.
 
-A spread has its χ² interval, its growth with r a slope in log-log with the jackknife's interval over seeds, and beside
-it a permutation test. The spread of optima is as seen: it holds what few rates leave uncertain of each.
+A spread has its χ² interval, its growth with r a slope in log-log with the jackknife's interval
+over seeds, and beside it a permutation test. The spread of optima is as seen: it holds what few
+rates leave uncertain of each.
 """
 
 import math
@@ -28,7 +32,16 @@ from mupscale.engines import Engine
 from mupscale.paper import catalogue
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, Verdict
+from mupscale.paper.experiment import (
+    QUIETLY,
+    Claim,
+    Cost,
+    Experiment,
+    Findings,
+    Running,
+    Scale,
+    Verdict,
+)
 from mupscale.paper.few_steps import described, estimated, on_meta, recorded_check, shape_of
 from mupscale.planning import Plan, plan
 from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
@@ -69,9 +82,17 @@ class Size:
 
 
 SIZES: Mapping[Scale, Size] = {
-    "cpu": Size(Family("gpt:cpu_192_r1,depth=2"), tuple(range(1, 41)), steps=3, batch=2, sequence=128),
+    "cpu": Size(
+        Family("gpt:cpu_192_r1,depth=2"), tuple(range(1, 41)), steps=3, batch=2, sequence=128
+    ),
     # The paper's coordinate check, over bytes.
-    "paper": Size(Family("gpt:coordinate_12,vocabulary=256"), tuple(range(1, 11)), steps=5, batch=1, sequence=1024),
+    "paper": Size(
+        Family("gpt:coordinate_12,vocabulary=256"),
+        tuple(range(1, 11)),
+        steps=5,
+        batch=1,
+        sequence=1024,
+    ),
 }
 
 
@@ -103,7 +124,9 @@ class Noise:
 
 
 class GqaNoise(Experiment):
-    """The spread over seeds against r: of updates after a few steps, and of optimum and loss of a study."""
+    """The spread over seeds against r: of updates after a few steps, and of optimum and loss of a
+    study.
+    """
 
     name: ClassVar[str] = "gqa-noise"
 
@@ -111,8 +134,12 @@ class GqaNoise(Experiment):
         size, study = SIZES[scale], study_cost(catalogue.load(self.name, scale), workers)
         passes = len(size.seeds) * len(RULES) * (size.steps + 1)
         models = {shape_of(size.family, n_kv_heads=heads): passes for heads in KV_HEADS}
-        updates = estimated(models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers)
-        return Cost(study.runs + updates.runs, study.tokens + updates.tokens, study.hours + updates.hours)
+        updates = estimated(
+            models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers
+        )
+        return Cost(
+            study.runs + updates.runs, study.tokens + updates.tokens, study.hours + updates.hours
+        )
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         """First the updates, in `folder/updates`, then the study, which is the folder itself."""
@@ -120,11 +147,17 @@ class GqaNoise(Experiment):
         study = Study.create(config, folder)
         before, ahead = SIZES[scale].runs, sum(study.snapshot().expected.values())
         run_updates(
-            scale, folder, engine=how.engine, report=lambda done: how.report(done, before + ahead), remark=how.remark
+            scale,
+            folder,
+            engine=how.engine,
+            report=lambda done: how.report(done, before + ahead),
+            remark=how.remark,
         )
         study.run(
             engine=how.engine,
-            report=lambda now: how.report(before + len(now.trials), before + sum(now.expected.values())),
+            report=lambda now: how.report(
+                before + len(now.trials), before + sum(now.expected.values())
+            ),
             remark=how.remark,
         )
 
@@ -134,14 +167,22 @@ class GqaNoise(Experiment):
         paths = _saved(updates, folder / "updates" / "spreads", _updates_figure(updates, size))
         paths += _saved(trained, folder / "spreads", _trained_figure(trained)) if trained else []
         lines = (*_table([*updates, *trained]), *remarks)
-        return Findings(lines, (*_update_claims(updates, size), *_trained_claims(trained, folder)), tuple(paths))
+        return Findings(
+            lines, (*_update_claims(updates, size), *_trained_claims(trained, folder)), tuple(paths)
+        )
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = SIZES[scale]
         yield f"{self.name}: updates under {' and '.join(RULES)} over"
         for heads in KV_HEADS:
-            model, base = on_meta(size.family)(n_kv_heads=heads), on_meta(size.family)(n_kv_heads=max(KV_HEADS))
-            rates = [_key_rate(plan(model, base=base, optimizer="adamw", rule=rule_named(rule))) for rule in RULES]
+            model, base = (
+                on_meta(size.family)(n_kv_heads=heads),
+                on_meta(size.family)(n_kv_heads=max(KV_HEADS)),
+            )
+            rates = [
+                _key_rate(plan(model, base=base, optimizer="adamw", rule=rule_named(rule)))
+                for rule in RULES
+            ]
             yield f"  {described(model)}; rate of keys × {rates[0]:.4g} and {rates[1]:.4g}"
         yield f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} tokens: {size.runs} runs"
         yield f"{self.name}: the study"
@@ -211,19 +252,32 @@ def _inner(size: Size) -> int:
 def _trained(folder: Path) -> tuple[list[Noise], list[str]]:
     """The optima and losses of the study's seeds; and of what nothing can be said, why."""
     if not (folder / "study.toml").exists():
-        return [], ["The study has not been run here: nothing is said of the optimal rate and the loss."]
+        return [], [
+            "The study has not been run here: nothing is said of the optimal rate and the loss."
+        ]
     now = Study.open(folder).snapshot()
     if len(now.done) < len(now.cells):
         total = sum(now.expected.values())
-        return [], [f"The study has {len(now.trials)} of {total} runs: nothing is said of optimal rate and loss yet."]
+        return [], [
+            f"The study has {len(now.trials)} of {total} runs: nothing is said of optimal rate and "
+            "loss yet."
+        ]
     cells = sorted(analysis_of(now).cells, key=lambda cell: cell.member.position or 0)
     found, remarks = list[Noise](), list[str]()
     for quantity in ("optimal rate, octaves", "loss at the optimum, nats"):
-        lost = [f"{cell.rule} at {cell.member.label}" for cell in cells if not _of_seeds(cell, quantity)]
+        lost = [
+            f"{cell.rule} at {cell.member.label}" for cell in cells if not _of_seeds(cell, quantity)
+        ]
         if lost:
-            remarks.append(f"Nothing is said of the {quantity.partition(',')[0]}: {', '.join(lost)} has no minimum.")
+            remarks.append(
+                f"Nothing is said of the {quantity.partition(',')[0]}: {', '.join(lost)} has no "
+                "minimum."
+            )
         else:
-            found += [_noise(quantity, rule, [cell for cell in cells if cell.rule == rule]) for rule in RULES]
+            found += [
+                _noise(quantity, rule, [cell for cell in cells if cell.rule == rule])
+                for rule in RULES
+            ]
     return found, remarks
 
 
@@ -237,7 +291,11 @@ def _noise(quantity: str, rule: str, cells: Sequence[CellAnalysis]) -> Noise:
 def _of_seeds(cell: CellAnalysis, quantity: str) -> Mapping[int, float]:
     if cell.optimum is None:
         return {}
-    return cell.optimum.seed_optima if quantity.startswith("optimal rate") else cell.optimum.seed_losses
+    return (
+        cell.optimum.seed_optima
+        if quantity.startswith("optimal rate")
+        else cell.optimum.seed_losses
+    )
 
 
 def _saved(noises: Sequence[Noise], stem: Path, figure: "Figure") -> list[Path]:
@@ -249,13 +307,18 @@ def _saved(noises: Sequence[Noise], stem: Path, figure: "Figure") -> list[Path]:
         for one in noises
         for r, spread, column in zip(one.r, one.spreads(), zip(*one.values, strict=True), strict=True)
     ]  # fmt: skip
-    return [reports.save_csv(rows, stem.with_suffix(".csv")), *reports.save_figure(figure, stem, ("png", "svg"))]
+    return [
+        reports.save_csv(rows, stem.with_suffix(".csv")),
+        *reports.save_figure(figure, stem, ("png", "svg")),
+    ]
 
 
 def _table(noises: Sequence[Noise]) -> Iterator[str]:
     yield f"{'spread over seeds of':<27}{'rule':<12}{'sd at each r':<58}{'slope':>6}  {'interval':<15}{'p (grows)':>9}"
     for one in noises:
-        spreads = "  ".join(f"{r}: {spread.value:.3g}" for r, spread in zip(one.r, one.spreads(), strict=True))
+        spreads = "  ".join(
+            f"{r}: {spread.value:.3g}" for r, spread in zip(one.r, one.spreads(), strict=True)
+        )
         growth = one.growth()
         interval = f"[{growth.low:+.2f}, {growth.high:+.2f}]"
         yield f"{one.quantity:<27}{one.rule:<12}{spreads:<58}{growth.value:>+6.2f}  {interval:<15}{one.chance():>9.3f}"
@@ -264,8 +327,15 @@ def _table(noises: Sequence[Noise]) -> Iterator[str]:
 def _update_claims(noises: Sequence[Noise], size: Size) -> Iterator[Claim]:
     relative = [one for one in noises if one.quantity.endswith("relative")]
     absolute = [one for one in noises if not one.quantity.endswith("relative")]
-    grown, held = ([one for one in absolute if one.rule == rule] for rule in ("gqa-mup", "complete-p"))
-    yield _claim("under gqa-mup updates get noisier as key/value heads get fewer", grown, size.starts, _grows(grown))
+    grown, held = (
+        [one for one in absolute if one.rule == rule] for rule in ("gqa-mup", "complete-p")
+    )
+    yield _claim(
+        "under gqa-mup updates get noisier as key/value heads get fewer",
+        grown,
+        size.starts,
+        _grows(grown),
+    )
     yield _claim("without its factor their noise is held", held, size.starts, _held(held))
     own = [one for one in relative if one.rule == "gqa-mup"]
     asked = "Does the relative noise of updates grow as √r, as that of the initial matrix does, √(r/2n)?"
@@ -277,10 +347,12 @@ def _trained_claims(noises: Sequence[Noise], folder: Path) -> Iterator[Claim]:
     runs = len(Study.open(folder).trials) if noises else 0
     for one in noises:
         if one.rule == "gqa-mup":
-            beside = next(other for other in noises if (other.quantity, other.rule) == (one.quantity, "complete-p"))
-            claim = (
-                f"under gqa-mup the noise of the {one.quantity.partition(',')[0]} grows as key/value heads get fewer"
+            beside = next(
+                other
+                for other in noises
+                if (other.quantity, other.rule) == (one.quantity, "complete-p")
             )
+            claim = f"under gqa-mup the noise of the {one.quantity.partition(',')[0]} grows as key/value heads get fewer"
             yield _claim(claim, [one, beside], runs, _grows([one]))
 
 
@@ -289,7 +361,8 @@ def _claim(
 ) -> Claim:  # fmt: skip
     seen = "; ".join(
         f"sd of {one.quantity} ({one.rule}) {one.spreads()[0].value:.3g} at r = {one.r[0]}, "
-        f"{one.spreads()[-1].value:.3g} at r = {one.r[-1]}, slope {_written(one.growth(len(noises)))}, "
+        f"{one.spreads()[-1].value:.3g} at r = {one.r[-1]}, slope "
+        f"{_written(one.growth(len(noises)))}, "
         f"p = {one.chance():.3f}"
         for one in noises
     )
@@ -324,7 +397,11 @@ def _like_root(noises: Sequence[Noise]) -> str:
     unlike = [quantity for quantity, one in growths.items() if one.excludes(HALF)]
     if unlike:
         return f"No, a slope of ½ is excluded for the {' and the '.join(unlike)}: "
-    return "Yes: " if all(one.excludes(0) for one in growths.values()) else "Not to be told at this scale: "
+    return (
+        "Yes: "
+        if all(one.excludes(0) for one in growths.values())
+        else "Not to be told at this scale: "
+    )
 
 
 HALF = 0.5
@@ -358,7 +435,9 @@ def _panels(noises: Sequence[Noise]) -> list[PowerPanel]:
         curves: list[PowerCurve] = []
         for one in (one for one in noises if one.quantity == quantity):
             spreads = one.spreads()
-            columns = ([getattr(spread, name) for spread in spreads] for name in ("value", "low", "high"))
+            columns = (
+                [getattr(spread, name) for spread in spreads] for name in ("value", "low", "high")
+            )
             curves.append(PowerCurve(one.rule, one.r, *columns, theory=one.theory))
         panels.append(PowerPanel(quantity, curves))
     return panels

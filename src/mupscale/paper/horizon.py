@@ -1,4 +1,6 @@
-"""20 tokens a parameter: does a proxy, shared or not, find the best rate of a larger target with r = 4?"""
+"""20 tokens a parameter: does a proxy, shared or not, find the best rate of a larger target with r
+= 4?
+"""
 
 import dataclasses
 import re
@@ -11,7 +13,9 @@ from mupscale.paper.experiment import Claim, Verdict
 from mupscale.paper.sweeps import Seen, Sweep, drift_words, with_ends
 
 COINCIDES = 0.25
-"""Octaves: nearer than this, two optima are at the same place of the paper's grid of half powers."""
+"""Octaves: nearer than this, two optima are at the same place of the paper's grid of half
+powers.
+"""
 
 
 class Horizon(Sweep):
@@ -30,13 +34,21 @@ class Horizon(Sweep):
         vanilla, derived = (to_target(seen, rule) for rule in ("mup", "gqa-mup"))
         counts = {rule: sum(abs(one.octaves.value) < COINCIDES for one in found.values())
                   for rule, found in (("mup", vanilla), ("gqa-mup", derived))}  # fmt: skip
-        words = "; ".join(f"{rule}: {n} of 4 within a quarter power of the target" for rule, n in counts.items())
+        words = "; ".join(
+            f"{rule}: {n} of 4 within a quarter power of the target" for rule, n in counts.items()
+        )
         yield Claim(
             self.name,
-            "More proxies find the target's rate under GQA-μP (two of four) than under vanilla μP (one of four)",
+            "More proxies find the target's rate under GQA-μP (two of four) than under vanilla μP "
+            "(one of four)",
             f"{words}; {_distances(vanilla, 'mup')}; {_distances(derived, 'gqa-mup')}",
             seen.count("mup", "gqa-mup"),
-            _told(*(to_target(seen, rule, together=len(vanilla) + len(derived)) for rule in ("mup", "gqa-mup"))),
+            _told(
+                *(
+                    to_target(seen, rule, together=len(vanilla) + len(derived))
+                    for rule in ("mup", "gqa-mup")
+                )
+            ),
         )
         proxies = seen_over_r(seen)
         found = proxies.comparison("drift", "gqa-mup", "mup")
@@ -44,10 +56,15 @@ class Horizon(Sweep):
         if found is not None and found.better is not None:
             verdict = "agrees" if found.better == "gqa-mup" else "disagrees"
         drifts = "; ".join(drift_words(proxies, rule) for rule in seen.rules)
-        difference = "" if found is None else f"; gqa-mup drifts {with_ends(found.difference)} further than mup"
+        difference = (
+            ""
+            if found is None
+            else f"; gqa-mup drifts {with_ends(found.difference)} further than mup"
+        )
         yield Claim(
             self.name,
-            "GQA-μP reduces the residual dependence on r at this horizon (its own proxies vary more over r: 0.063 "
+            "GQA-μP reduces the residual dependence on r at this horizon (its own proxies vary "
+            "more over r: 0.063 "
             "against 0.047)",
             drifts + difference,
             proxies.count(),
@@ -61,7 +78,9 @@ def _distances(found: dict[int, Regret], rule: str) -> str:
 
 
 def _told(vanilla: dict[int, Regret], derived: dict[int, Regret]) -> Verdict:
-    """Only where intervals that hold together place more proxies apart from the target under one rule."""
+    """Only where intervals that hold together place more proxies apart from the target under one
+    rule.
+    """
     apart = [sum(one.octaves.excludes(0) for one in found.values()) for found in (vanilla, derived)]
     if not vanilla or not derived or apart[0] == apart[1]:
         return "cannot be decided at this scale"
@@ -78,7 +97,9 @@ def to_target(seen: Seen, rule: str, together: int = 1) -> dict[int, Regret]:
     target = [run for run in seen.runs if run.rule == rule and _proxy_r(run.member) is None]
     for r in sorted({r for run in seen.runs if (r := _proxy_r(run.member))}):
         proxy = [run for run in seen.runs if run.rule == rule and _proxy_r(run.member) == r]
-        (transfer,) = analyse([*_placed(proxy, 1), *_placed(target, 2)], confidence=confidence).transfers or (None,)
+        (transfer,) = analyse(
+            [*_placed(proxy, 1), *_placed(target, 2)], confidence=confidence
+        ).transfers or (None,)
         if isinstance(transfer, RuleTransfer) and transfer.regrets:
             found[r] = transfer.regrets[0]
     return found

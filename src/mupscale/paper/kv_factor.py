@@ -1,11 +1,14 @@
-"""Where is the key/value factor, really? Ours: the paper derives (1 + √r)/2 and compares it with 1 alone.
+"""Where is the key/value factor, really? Ours: the paper derives (1 + √r)/2 and compares it with 1
+alone.
 
-Five factors f at r = 4 and 12, each with a search over the rate. Two questions, which need not have one answer: which f
-leaves the optimum of the rate where it is at r = 1, and which gives the lowest loss at its own optimum? Both as γ of
-f = ((1 + √r)/2)^γ, so that 1 is the paper's rule and 0 that of complete-p.
+Five factors f at r = 4 and 12, each with a search over the rate. Two questions, which need not have
+one answer: which f leaves the optimum of the rate where it is at r = 1, and which gives the lowest
+loss at its own optimum? Both as γ of f = ((1 + √r)/2)^γ, so that 1 is the paper's rule and 0 that
+of complete-p.
 
-At r = 1 all factors are the same training. Those runs are a study of their own in the folder `base`; where
-`gqa-ablation` lies beside the folder, they are taken over from it, and so are those of complete-p and gqa-mup.
+At r = 1 all factors are the same training. Those runs are a study of their own in the folder
+`base`; where `gqa-ablation` lies beside the folder, they are taken over from it, and so are those
+of complete-p and gqa-mup.
 """
 
 import dataclasses
@@ -15,7 +18,13 @@ from pathlib import Path
 
 from mupscale import reports
 from mupscale.analysis.estimates import Estimate
-from mupscale.analysis.exponents import Exponent, Exponents, FactorCell, fit_exponents, log2_paper_factor
+from mupscale.analysis.exponents import (
+    Exponent,
+    Exponents,
+    FactorCell,
+    fit_exponents,
+    log2_paper_factor,
+)
 from mupscale.errors import OptionError
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
@@ -45,12 +54,19 @@ class KvFactor(Sweep):
         )
 
     def cost(self, scale: Scale, workers: int) -> Cost:
-        first, second = (study_cost(config, workers) for config in (self.config(scale), self.base_config(scale)))
-        return Cost(first.runs + second.runs, first.tokens + second.tokens, first.hours + second.hours)
+        first, second = (
+            study_cost(config, workers) for config in (self.config(scale), self.base_config(scale))
+        )
+        return Cost(
+            first.runs + second.runs, first.tokens + second.tokens, first.hours + second.hours
+        )
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         known = _beside(folder, scale)
-        parts = [Study.create(self.config(scale), folder), Study.create(self.base_config(scale), folder / BASE)]
+        parts = [
+            Study.create(self.config(scale), folder),
+            Study.create(self.base_config(scale), folder / BASE),
+        ]
         totals = [sum(part.snapshot().expected.values()) for part in parts]
         for place, part in enumerate(parts):
             before = sum(totals[:place])
@@ -71,7 +87,9 @@ class KvFactor(Sweep):
         rows = [_row(cell) for cell in (found.base, *found.cells)]
         paths = [
             reports.save_csv(rows, folder / "factors.csv"),
-            *reports.save_figure(draw_factors(_panels(found), title=_TITLE), folder / "figures" / "factors", FIGURES),
+            *reports.save_figure(
+                draw_factors(_panels(found), title=_TITLE), folder / "figures" / "factors", FIGURES
+            ),
         ]
         lines = [*shown.lines, *(_line(answer) for answer in (found.still, found.loss))]
         return Findings(tuple(lines), self._claims(found), (*shown.paths, *paths))
@@ -86,18 +104,28 @@ class KvFactor(Sweep):
 
     def exponents(self, scale: Scale, folder: Path) -> Exponents:
         """γ, from this folder's runs and those at r = 1."""
-        base = Study.open(folder / BASE) if (folder / BASE / "records.jsonl").exists() else _beside(folder, scale)
+        base = (
+            Study.open(folder / BASE)
+            if (folder / BASE / "records.jsonl").exists()
+            else _beside(folder, scale)
+        )
         if base is None:
             raise OptionError(
-                f"{folder / BASE} holds no runs at r = 1, and {BESIDE} does not lie beside {folder}. Run mupscale "
+                f"{folder / BASE} holds no runs at r = 1, and {BESIDE} does not lie beside "
+                f"{folder}. Run mupscale "
                 f"paper {self.name}, which makes them."
             )
         tried = factored([Study.open(folder), base], only={base.config.name: [BASE_RULE]})
-        several = {one.r for one in tried if one.log2_factor}  # the ablation has more r than have factors here
+        several = {
+            one.r for one in tried if one.log2_factor
+        }  # the ablation has more r than have factors here
         return fit_exponents([one for one in tried if one.r == 1 or one.r in several])
 
     def _claims(self, found: Exponents) -> tuple[Claim, ...]:
-        return tuple(Claim(self.name, *_said(answer), found.runs, "ours") for answer in (found.still, found.loss))
+        return tuple(
+            Claim(self.name, *_said(answer), found.runs, "ours")
+            for answer in (found.still, found.loss)
+        )
 
 
 def _beside(folder: Path, scale: Scale) -> Study | None:
@@ -116,12 +144,23 @@ _QUESTIONS = {
 
 def _said(answer: Exponent) -> tuple[str, str]:
     """The question, and what was seen."""
-    parts = [f"γ {_ends(answer.gamma)}", *(f"r = {r:g} alone: {_ends(one)}" for r, one in answer.by_r.items())]
+    parts = [
+        f"γ {_ends(answer.gamma)}",
+        *(f"r = {r:g} alone: {_ends(one)}" for r, one in answer.by_r.items()),
+    ]
     if answer.one_serves is not None:
         serves = "does not serve" if answer.one_serves < _ONE_SERVES else "may serve"
         parts.append(f"one γ {serves} both (p = {answer.one_serves:.2f})")
-    told = [name for value, name in ((0.0, "1"), (1.0, "(1 + √r)/2")) if answer.gamma and answer.gamma.excludes(value)]
-    parts.append(f"excludes f = {' and f = '.join(told)}" if told else "excludes neither f = 1 nor f = (1 + √r)/2")
+    told = [
+        name
+        for value, name in ((0.0, "1"), (1.0, "(1 + √r)/2"))
+        if answer.gamma and answer.gamma.excludes(value)
+    ]
+    parts.append(
+        f"excludes f = {' and f = '.join(told)}"
+        if told
+        else "excludes neither f = 1 nor f = (1 + √r)/2"
+    )
     return _QUESTIONS[answer.question], "; ".join(parts)
 
 
@@ -140,7 +179,9 @@ def _ends(one: Estimate | None) -> str:
         return with_ends(one)
     if math.isfinite(one.high):
         return f"below {one.high:z.2f} (best {one.value:z.2f})"
-    return f"above {one.low:z.2f} (best {one.value:z.2f})" if math.isfinite(one.low) else "not bounded"
+    return (
+        f"above {one.low:z.2f} (best {one.value:z.2f})" if math.isfinite(one.low) else "not bounded"
+    )
 
 
 def _row(cell: FactorCell) -> dict[str, object]:
@@ -160,10 +201,20 @@ def _row(cell: FactorCell) -> dict[str, object]:
 
 def _panels(found: Exponents) -> list[FactorPanel]:
     base = found.base.analysis.optimum
-    reference = (base.value, base.low, base.high) if base and math.isfinite(base.high - base.low) else None
+    reference = (
+        (base.value, base.low, base.high) if base and math.isfinite(base.high - base.low) else None
+    )
     return [
-        FactorPanel("best base rate", "log2 of the rate", _curves(found, "still"), reference, _note(found.still)),
-        FactorPanel("loss at its own best rate", "nats", _curves(found, "loss"), None, _note(found.loss)),
+        FactorPanel(
+            "best base rate",
+            "log2 of the rate",
+            _curves(found, "still"),
+            reference,
+            _note(found.still),
+        ),
+        FactorPanel(
+            "loss at its own best rate", "nats", _curves(found, "loss"), None, _note(found.loss)
+        ),
     ]
 
 
@@ -172,7 +223,9 @@ def _note(answer: Exponent) -> str:
 
 
 def _curves(found: Exponents, question: str) -> list[FactorCurve]:
-    """Losses have no intervals of their own here: what seeds do at one r is common to all its factors."""
+    """Losses have no intervals of their own here: what seeds do at one r is common to all its
+    factors.
+    """
     curves: list[FactorCurve] = []
     for r in sorted({cell.r for cell in found.cells}):
         cells = [cell for cell in found.cells if cell.r == r and cell.usable]

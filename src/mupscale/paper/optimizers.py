@@ -1,4 +1,6 @@
-"""Beyond the paper: does the best rate hold over r under other optimizers, with the factor derived for them?"""
+"""Beyond the paper: does the best rate hold over r under other optimizers, with the factor derived
+for them?
+"""
 
 from collections.abc import Iterator
 
@@ -16,7 +18,9 @@ class OtherOptimizer(Sweep):
         for quantity, digits in (("drift", 2), ("loss at the optimum", 4)):
             found = seen.comparison(quantity, "gqa-mup", "complete-p")
             if found is not None:
-                words.append(f"gqa-mup minus complete-p, {quantity}: {with_ends(found.difference, digits)}")
+                words.append(
+                    f"gqa-mup minus complete-p, {quantity}: {with_ends(found.difference, digits)}"
+                )
         question = f"Does the best rate hold over r under {self.optimizer}, with the derived factor and without?"
         yield Claim(self.name, question, "; ".join(words), seen.count(), "ours")
 

@@ -1,7 +1,8 @@
 """The paper's parameterization table, derived, beside what it prints, cell by cell.
 
-Two cells are equal when they are the same function of n and r. The row that the paper names "Init. Var." is compared
-twice: as the variance that it is called, and as the standard deviation that it holds.
+Two cells are equal when they are the same function of n and r. The row that the paper names "Init.
+Var." is compared twice: as the variance that it is called, and as the standard deviation that it
+holds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +19,12 @@ from mupscale.theory.tables import as_rows
 
 PRINTED: Mapping[str, Mapping[str, str]] = {
     "Init. Var.": {
-        "Embed": "1", "Unembed": "1", "Q, O": "1/sqrt(n)", "K, V": "1/sqrt(n)", "Feed-forward": "1/sqrt(n)",
+        "Embed": "1", "Unembed": "1", "Q, O": "1/sqrt(n)", "K, "
+                                                           "V": "1/sqrt(n)", "Feed-forward": "1/sqrt(n)",
     },
     "Multiplier": {"Embed": "1", "Unembed": "1/n", "Q, O": "1", "K, V": "1", "Feed-forward": "1"},
-    "LR": {"Embed": "1", "Unembed": "1", "Q, O": "1/n", "K, V": "(1 + sqrt(r))/(2*n)", "Feed-forward": "1/n"},
+    "LR": {"Embed": "1", "Unembed": "1", "Q, O": "1/n", "K, V": "(1 + "
+                                                                "sqrt(r))/(2*n)", "Feed-forward": "1/n"},
     "Weight Decay": {
         "Embed": "1", "Unembed": "1", "Q, O": "n", "K, V": "2*n/(1 + sqrt(r))", "Feed-forward": "n",
     },
@@ -86,7 +89,9 @@ def as_lines() -> Iterator[str]:
 
 
 def claims() -> list[Claim]:
-    """The table as a whole, the two cells that are the paper's own, and where it contradicts itself."""
+    """The table as a whole, the two cells that are the paper's own, and where it contradicts
+    itself.
+    """
     found = cells()
     table = [cell for cell in found if cell.row != _INIT]
     own = [cell for cell in table if cell.column == "K, V" and cell.row in ("LR", "Weight Decay")]
@@ -95,7 +100,11 @@ def claims() -> list[Claim]:
     return [
         _claim("keys and values: η = (1 + √r)/(2n), λ = 2n/(1 + √r)", own),
         _claim("the parameterization table, its first row read as standard deviations", table),
-        _claim('the first row holds variances ("Init. Var.")', init, f"; as standard deviations {_count(as_std)}"),
+        _claim(
+            'the first row holds variances ("Init. Var.")',
+            init,
+            f"; as standard deviations {_count(as_std)}",
+        ),
         _readout_claim(),
     ]
 
@@ -103,7 +112,9 @@ def claims() -> list[Claim]:
 def _claim(says: str, compared: list[Cell], more: str = "") -> Claim:
     agrees = all(cell.equal for cell in compared)
     seen = f"{_count(compared)} equal to what is derived{more}"
-    return Claim(Parameterization.name, says, seen, runs=0, verdict="agrees" if agrees else "disagrees")
+    return Claim(
+        Parameterization.name, says, seen, runs=0, verdict="agrees" if agrees else "disagrees"
+    )
 
 
 def _count(compared: list[Cell]) -> str:
@@ -111,10 +122,14 @@ def _count(compared: list[Cell]) -> str:
 
 
 def _readout_claim() -> Claim:
-    """The text gives the output layer η = 1/n and λ = n, the table η = λ = 1 and a multiplier of 1/n."""
+    """The text gives the output layer η = 1/n and λ = n, the table η = λ = 1 and a multiplier of
+    1/n.
+    """
     folded = derive(Readout(n), "adamw", rule="gqa-mup").fold()
     agrees = same(folded.lr, 1 / n) and same(folded.weight_decay, n)
-    seen = f"with the multiplier folded in: η = {inline(folded.lr)}, λ = {inline(folded.weight_decay)}"
+    seen = (
+        f"with the multiplier folded in: η = {inline(folded.lr)}, λ = {inline(folded.weight_decay)}"
+    )
     says = "output layer: η = 1/n, λ = n in the text; multiplier 1/n, η = 1, λ = 1 in the table"
     return Claim(Parameterization.name, says, seen, 0, "agrees" if agrees else "disagrees")
 

@@ -15,7 +15,16 @@ from mupscale.analysis.measurements import Measurement
 from mupscale.paper.catalogue import load
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale, refuse_empty
+from mupscale.paper.experiment import (
+    QUIETLY,
+    Claim,
+    Cost,
+    Experiment,
+    Findings,
+    Running,
+    Scale,
+    refuse_empty,
+)
 from mupscale.records import write_whole
 from mupscale.reports.maps import MapGrid, map_grids
 from mupscale.reports.page import study_page
@@ -114,7 +123,10 @@ class Sweep(Experiment):
         seen = seen_in(study)
         page = folder / "report.html"
         write_whole(page, study_page(page_data(study)).encode("utf-8", errors="replace"))
-        paths = [page, *reports.save_study_figures(seen.analysis, seen.runs, folder / "figures", FIGURES)]
+        paths = [
+            page,
+            *reports.save_study_figures(seen.analysis, seen.runs, folder / "figures", FIGURES),
+        ]
         paths += self.figures(seen, folder / "figures")
         lines = [table_text(rows(study.snapshot())), "", *self.lines(seen)]
         return Findings(tuple(lines), tuple(self.claims(seen)), tuple(paths))
@@ -144,11 +156,14 @@ Movement = str
 """One of "moves", "still" and "unknown"."""
 
 HALF_POWER = 0.5
-"""Octaves: the paper's finest grid. What moves less than this over a whole family counts as still."""
+"""Octaves: the paper's finest grid. What moves less than this over a whole family counts as
+still.
+"""
 
 
 def movement(drift: Estimate | None, doublings: float) -> Movement:
-    """Whether an optimum moves over a family of so many doublings, as far as the interval of its drift tells.
+    """Whether an optimum moves over a family of so many doublings, as far as the interval of its
+    drift tells.
 
     >>> movement(Estimate(-0.3, -0.4, -0.2), 3), movement(Estimate(0.0, -0.1, 0.1), 3), movement(Estimate(0, -1, 1), 3)
     ('moves', 'still', 'unknown')
@@ -161,7 +176,9 @@ def movement(drift: Estimate | None, doublings: float) -> Movement:
 
 
 def moved(seen: Seen, rule: str) -> Movement:
-    """Over all that was run; unknown where some of the family have no optimum: those left are no fair choice."""
+    """Over all that was run; unknown where some of the family have no optimum: those left are no
+    fair choice.
+    """
     transfer, cells = seen.transfer(rule), seen.cells(rule)
     positions = [cell.member.position for cell in cells if cell.member.position]
     if transfer is None or len(positions) < 2 or len(transfer.members) < len(cells):
@@ -174,5 +191,11 @@ def drift_words(seen: Seen, rule: str) -> str:
     transfer, count = seen.transfer(rule), len(seen.cells(rule))
     if transfer is None or transfer.mean is None:
         return f"{rule}: no optimum found"
-    part = f" ({len(transfer.members)} of {count} models have an optimum)" if len(transfer.members) < count else ""
-    return f"{rule}: drift {with_ends(transfer.drift)} a doubling, sd {with_ends(transfer.sd)}{part}"
+    part = (
+        f" ({len(transfer.members)} of {count} models have an optimum)"
+        if len(transfer.members) < count
+        else ""
+    )
+    return (
+        f"{rule}: drift {with_ends(transfer.drift)} a doubling, sd {with_ends(transfer.sd)}{part}"
+    )

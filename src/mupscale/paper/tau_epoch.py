@@ -1,4 +1,6 @@
-"""The same runs as the sweep of rate and decay, seen over τ_epoch = 1/(ηλ·steps), the time scale of decay in runs."""
+"""The same runs as the sweep of rate and decay, seen over τ_epoch = 1/(ηλ·steps), the time scale of
+decay in runs.
+"""
 
 from collections.abc import Iterator
 

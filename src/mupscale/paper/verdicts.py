@@ -1,4 +1,6 @@
-"""All claims at once, from the recorded results of every experiment: the table of results/README.md."""
+"""All claims at once, from the recorded results of every experiment: the table of
+results/README.md.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,9 @@ FOLDERS: dict[str, tuple[str, Scale]] = {
     "coordinate-check": ("coordinate-check/paper", "paper"),
     "tau-epoch": ("weight-decay", "cpu"),
 }
-"""Where results are, for those that are not in the folder of their name, or not at the small scale."""
+"""Where results are, for those that are not in the folder of their name, or not at the small
+scale.
+"""
 
 COMPUTED = ("configurations", "parameterization")
 """What needs no record."""
@@ -21,7 +25,9 @@ COMPUTED = ("configurations", "parameterization")
 def claims_in(results: Path) -> list[Claim]:
     """In the order of the experiments. One whose results are not there has no claim."""
     if not results.is_dir():
-        raise OptionError(f"{results} is not a folder. Name the one that holds a folder for each experiment.")
+        raise OptionError(
+            f"{results} is not a folder. Name the one that holds a folder for each experiment."
+        )
     found: list[Claim] = []
     for name in EXPERIMENTS:
         place, scale = FOLDERS.get(name, (name, "cpu"))
@@ -42,7 +48,8 @@ def summary(claims: Sequence[Claim]) -> str:
         count[one] for one in ("agrees", "disagrees", "cannot be decided at this scale", "ours")
     )
     return (
-        f"Of {agree + disagree + open_} claims of the paper {agree} agree{'s' if agree == 1 else ''}, {disagree} "
+        f"Of {agree + disagree + open_} claims of the paper {agree} "
+        f"agree{'s' if agree == 1 else ''}, {disagree} "
         f"disagree{'s' if disagree == 1 else ''} and {open_} cannot be decided at this scale. "
         f"{ours} question{' is' if ours == 1 else 's are'} ours."
     )
@@ -55,5 +62,11 @@ def table_lines(claims: Sequence[Claim]) -> Iterator[str]:
     yield "| experiment | claim or question | seen | runs | verdict |"
     yield "|---|---|---|---|---|"
     for one in claims:
-        words = [one.experiment, one.says, one.seen, str(one.runs) if one.runs else "–", one.verdict]
+        words = [
+            one.experiment,
+            one.says,
+            one.seen,
+            str(one.runs) if one.runs else "–",
+            one.verdict,
+        ]
         yield f"| {' | '.join(word.replace('|', chr(92) + '|') for word in words)} |"

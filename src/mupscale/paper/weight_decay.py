@@ -1,4 +1,6 @@
-"""The paper's sweep of rate and decay over three sizes: Voronoi maps by rule and size, and the table of variances."""
+"""The paper's sweep of rate and decay over three sizes: Voronoi maps by rule and size, and the
+table of variances.
+"""
 
 import dataclasses
 import math
@@ -46,12 +48,16 @@ class WeightDecay(Sweep):
         weak = with_weak_decay(seen)
         words = "; ".join(drift_words(weak, rule) for rule in RULES)
         question = "Where decay hardly matters (the weaker half of those tried), does the best rate hold over sizes?"
-        yield Claim(self.name, question, f"octaves a doubling of parameters: {words}", weak.count(), "ours")
+        yield Claim(
+            self.name, question, f"octaves a doubling of parameters: {words}", weak.count(), "ours"
+        )
 
     def _lowest_under_sp(self, seen: Seen) -> Claim:
         """What the paper's own table shows against its text."""
         found = variances(seen)
-        ordered = sorted((rule for rule in RULES if rule in found), key=lambda rule: found[rule]["weight_decay"])
+        ordered = sorted(
+            (rule for rule in RULES if rule in found), key=lambda rule: found[rule]["weight_decay"]
+        )
         words = ", ".join(f"{rule} {found[rule]['weight_decay']:.2f}" for rule in ordered)
         return Claim(
             self.name,
@@ -64,7 +70,9 @@ class WeightDecay(Sweep):
 
 @dataclass(frozen=True)
 class SizeDrift:
-    """How far an optimum moves with size, under one rule; None where fewer than two sizes bound it."""
+    """How far an optimum moves with size, under one rule; None where fewer than two sizes bound
+    it.
+    """
 
     rule: str
     name: str
@@ -82,17 +90,26 @@ def drift_over_sizes(seen: Seen, rule: str, name: str) -> SizeDrift:
     if weights is None:
         return SizeDrift(rule, name, len(bounded), None)
     places = [
-        Located(fit.found[name].value, fit.errors[name], fit.found[name].degrees_of_freedom, {}) for _, fit in bounded
+        Located(fit.found[name].value, fit.errors[name], fit.found[name].degrees_of_freedom, {})
+        for _, fit in bounded
     ]
-    return SizeDrift(rule, name, len(bounded), contrast(places, weights, None, seen.analysis.confidence))
+    return SizeDrift(
+        rule, name, len(bounded), contrast(places, weights, None, seen.analysis.confidence)
+    )
 
 
 def _fits(seen: Seen, rule: str, name: str) -> list[tuple[Member, Surface]]:
-    """Surfaces over the rate and this parameter, by size. The rate is taken from where decay is the other one."""
+    """Surfaces over the rate and this parameter, by size. The rate is taken from where decay is the
+    other one.
+    """
     other = "weight_decay" if name == "lr" else name
     grid = next((one for one in seen.grids if one.names[1] == other), None)
     found = {} if grid is None else grid.maps
-    return [(member, one.fit) for (own, member), one in found.items() if own == rule and one.fit is not None]
+    return [
+        (member, one.fit)
+        for (own, member), one in found.items()
+        if own == rule and one.fit is not None
+    ]
 
 
 def compared(experiment: str, seen: Seen, name: str, against: str, says: str) -> Claim:
@@ -117,8 +134,13 @@ def further(first: Estimate | None, second: Estimate | None, confidence: float) 
     if first is None or second is None or not first.bounded or not second.bounded:
         return None
     freedom = min(first.degrees_of_freedom, second.degrees_of_freedom)
-    errors = [(one.high - one.low) / 2 / t_quantile(one.degrees_of_freedom, confidence, 1) for one in (first, second)]
-    return Estimate.student(abs(first.value) - abs(second.value), math.hypot(*errors), freedom, confidence)
+    errors = [
+        (one.high - one.low) / 2 / t_quantile(one.degrees_of_freedom, confidence, 1)
+        for one in (first, second)
+    ]
+    return Estimate.student(
+        abs(first.value) - abs(second.value), math.hypot(*errors), freedom, confidence
+    )
 
 
 def with_weak_decay(seen: Seen) -> Seen:

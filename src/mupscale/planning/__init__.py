@@ -1,4 +1,6 @@
-"""Planning: what each parameter of a model gets, and applying that without touching the model's code."""
+"""Planning: what each parameter of a model gets, and applying that without touching the model's
+code.
+"""
 
 from mupscale.planning.plan import Plan
 from mupscale.planning.planner import plan

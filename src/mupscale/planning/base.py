@@ -13,12 +13,16 @@ from mupscale.reading import ModelFacts, ParameterFact
 from mupscale.reading.structure import class_of
 
 Base = nn.Module | ModelFacts | Mapping[str, int] | Any
-"""A model (also on the meta device), what was read of one, a Hugging Face config, or {"width": 512, "depth": 8}."""
+"""A model (also on the meta device), what was read of one, a Hugging Face config, or {"width": 512,
+"depth": 8}.
+"""
 
 DIMENSIONS = ("width", "depth", "r", "inner", "d_ff", "head_dim")
 
 
-def base_facts(model: nn.Module, facts: ModelFacts, base: Base, read: Callable[[nn.Module], ModelFacts]) -> ModelFacts:
+def base_facts(
+    model: nn.Module, facts: ModelFacts, base: Base, read: Callable[[nn.Module], ModelFacts]
+) -> ModelFacts:
     """What is known of the base. `read` reads a model with the user's own settings."""
     if isinstance(base, ModelFacts):
         return base
@@ -29,7 +33,8 @@ def base_facts(model: nn.Module, facts: ModelFacts, base: Base, read: Callable[[
     if hasattr(base, "model_type") and hasattr(base, "to_dict"):
         return read(_from_config(class_of(model), base))
     raise OptionError(
-        f"base={base!r} is not a base. Give the model that was tuned (also on the meta device), its Hugging Face "
+        f"base={base!r} is not a base. Give the model that was tuned (also on the meta device), "
+        "its Hugging Face "
         'config, or dimensions such as {"width": 512, "depth": 8}.'
     )
 
@@ -45,10 +50,12 @@ def _from_config(kind: type[nn.Module], config: Any) -> nn.Module:
 
 
 def at_dimensions(facts: ModelFacts, dimensions: Mapping[str, int]) -> ModelFacts:
-    """The same model at other dimensions: those left out are its own, and every fan keeps its ratio to the width.
+    """The same model at other dimensions: those left out are its own, and every fan keeps its ratio
+    to the width.
 
-    `inner` is heads × head_dim and `d_ff` the width of the feed-forward part. Heads are as large as the model's unless
-    `head_dim` is given: a base with small heads may be narrower than one head of the model.
+    `inner` is heads × head_dim and `d_ff` the width of the feed-forward part. Heads are as large as
+    the model's unless `head_dim` is given: a base with small heads may be narrower than one head of
+    the model.
     """
     asked = {name: _whole(name, value) for name, value in dimensions.items()}
     width, depth = asked.get("width", facts.width), asked.get("depth", facts.depth)
@@ -66,7 +73,8 @@ def at_dimensions(facts: ModelFacts, dimensions: Mapping[str, int]) -> ModelFact
     shared = r or facts.repetitions
     if heads and heads % shared:
         raise DimensionError(
-            f"base: {heads} heads of {head_dim} cannot be shared by r={shared}. Choose another width, or give a "
+            f"base: {heads} heads of {head_dim} cannot be shared by r={shared}. Choose another "
+            "width, or give a "
             "base model: mupscale.proxy(config, width=…) makes one."
         )
     parameters = {
@@ -90,7 +98,8 @@ def _heads(facts: ModelFacts, head_dim: int | None, inner: Fraction) -> int | No
     heads = total / head_dim
     if heads.denominator != 1:
         raise DimensionError(
-            f"base: heads × head_dim is {float(total):g}, which is no multiple of head_dim={head_dim}. Choose another "
+            f"base: heads × head_dim is {float(total):g}, which is no multiple of "
+            f"head_dim={head_dim}. Choose another "
             "head_dim, or give inner."
         )
     return int(heads)
@@ -106,13 +115,21 @@ def _whole(name: str, value: object) -> int:
 
 def _refuse_constants(facts: ModelFacts) -> None:
     """A constant that may depend on width or depth is not known at other dimensions."""
-    with_constant = [fact.name for fact in facts.parameters.values() if fact.forward_multiplier != 1]
+    with_constant = [
+        fact.name for fact in facts.parameters.values() if fact.forward_multiplier != 1
+    ]
     if with_constant or facts.readout_multiplier != 1:
         where = with_constant[0] if with_constant else "the logits"
-        constant = facts.parameters[where].forward_multiplier if with_constant else facts.readout_multiplier
+        constant = (
+            facts.parameters[where].forward_multiplier
+            if with_constant
+            else facts.readout_multiplier
+        )
         raise UnreadableModelError(
-            f"the model's forward pass multiplies {where} by {constant:.6g}, which may be another number in the base. "
-            "Give a base model instead of plain dimensions, built as this one at the size that was tuned; for a model "
+            f"the model's forward pass multiplies {where} by {constant:.6g}, which may be another "
+            "number in the base. "
+            "Give a base model instead of plain dimensions, built as this one at the size that was "
+            "tuned; for a model "
             "of transformers, mupscale.proxy(model.config, width=…, depth=…) gives its config."
         )
 
@@ -125,7 +142,9 @@ def _ratio(
     found = {fact.role: fact.fan_in for fact in facts.parameters.values()}
     own = next((found[role] for role in roles if role in found), None)
     if own is None:
-        raise DimensionError(f"base: {name}={asked[name]}, but the model has no parameter with the role {roles[0]}.")
+        raise DimensionError(
+            f"base: {name}={asked[name]}, but the model has no parameter with the role {roles[0]}."
+        )
     return Fraction(asked[name], own)
 
 
@@ -133,7 +152,8 @@ def _scaled(what: str, value: int, ratio: Fraction) -> int:
     scaled = value * ratio
     if scaled.denominator != 1:
         raise DimensionError(
-            f"base: {what} would be {float(scaled):g} instead of {value}, which is not whole. Choose another width, or "
+            f"base: {what} would be {float(scaled):g} instead of {value}, which is not whole. "
+            "Choose another width, or "
             "give a base model: mupscale.proxy(config, width=…) makes one."
         )
     return int(scaled)
@@ -162,30 +182,48 @@ _FANS = {
 
 
 def _resized(
-    fact: ParameterFact, ratios: Mapping[str, Fraction], width: int, depth: int | None, r: int | None
+    fact: ParameterFact,
+    ratios: Mapping[str, Fraction],
+    width: int,
+    depth: int | None,
+    r: int | None,
 ) -> ParameterFact:
     r = fact.repetitions if r is None else r
     grows_out, grows_in = _FANS.get(fact.role, ("width", "width"))
-    fan_out = _scaled(f"the outputs of {fact.name}", fact.fan_out, ratios[grows_out]) if grows_out else fact.fan_out
-    fan_in = _scaled(f"the inputs of {fact.name}", fact.fan_in, ratios[grows_in]) if grows_in else fact.fan_in
+    fan_out = (
+        _scaled(f"the outputs of {fact.name}", fact.fan_out, ratios[grows_out])
+        if grows_out
+        else fact.fan_out
+    )
+    fan_in = (
+        _scaled(f"the inputs of {fact.name}", fact.fan_in, ratios[grows_in])
+        if grows_in
+        else fact.fan_in
+    )
     if fact.role in ("key", "value"):
         fan_out = _scaled(f"the outputs of {fact.name}", fan_out, Fraction(fact.repetitions, r))
     if fact.role == "fused_qkv":
         inner = Fraction(fan_out * fact.repetitions, fact.repetitions + 2)
         fan_out = int(inner + 2 * inner / r)
     shared = r if fact.role in ("key", "value", "fused_qkv") else fact.repetitions
-    return replace(fact, fan_out=fan_out, fan_in=fan_in, width=width, depth=depth, repetitions=shared)
+    return replace(
+        fact, fan_out=fan_out, fan_in=fan_in, width=width, depth=depth, repetitions=shared
+    )
 
 
 def matched(facts: ModelFacts, base: ModelFacts) -> dict[str, ParameterFact]:
-    """For each parameter its counterpart in the base: by name at the same depth, by template otherwise."""
+    """For each parameter its counterpart in the base: by name at the same depth, by template
+    otherwise.
+    """
     by_template: dict[str, list[ParameterFact]] = {}
     for fact in base.parameters.values():
         by_template.setdefault(fact.template, []).append(fact)
     lost = {fact.template for fact in facts.parameters.values() if fact.template not in by_template}
     if lost:
         few = ", ".join(sorted(lost)[:4]) + (", …" if len(lost) > 4 else "")
-        raise UnreadableModelError(f"the base has no parameter like {few}. It must be of the same architecture.")
+        raise UnreadableModelError(
+            f"the base has no parameter like {few}. It must be of the same architecture."
+        )
     return {
         name: _counterpart(fact, base.parameters.get(name), by_template[fact.template])
         for name, fact in facts.parameters.items()
@@ -193,7 +231,8 @@ def matched(facts: ModelFacts, base: ModelFacts) -> dict[str, ParameterFact]:
 
 
 def with_fixed_norms(facts: ModelFacts, base: ModelFacts) -> tuple[ModelFacts, ModelFacts]:
-    """Both models with one answer to whether a norm's gain and bias grow with the width: by comparing their lengths.
+    """Both models with one answer to whether a norm's gain and bias grow with the width: by
+    comparing their lengths.
 
     One with an entry for each layer is longer for another reason.
     """
@@ -224,16 +263,23 @@ def _module(template: str) -> str:
     return template.rpartition(".")[0] or template
 
 
-def _counterpart(fact: ParameterFact, same_name: ParameterFact | None, alike: list[ParameterFact]) -> ParameterFact:
-    candidates = {(other.role, other.fan_in, other.fan_out, other.repetitions): other for other in alike}
+def _counterpart(
+    fact: ParameterFact, same_name: ParameterFact | None, alike: list[ParameterFact]
+) -> ParameterFact:
+    candidates = {
+        (other.role, other.fan_in, other.fan_out, other.repetitions): other for other in alike
+    }
     same_depth = same_name is not None and same_name.depth == fact.depth
     if len(candidates) > 1 and not same_depth:
         raise UnreadableModelError(
-            f"{fact.template} has several shapes in the base, so that {fact.name} has no counterpart at another depth. "
+            f"{fact.template} has several shapes in the base, so that {fact.name} has no "
+            "counterpart at another depth. "
             "Give a base with the same number of layers."
         )
     other = same_name if same_depth else alike[0]
     assert other is not None
     if other.role != fact.role:
-        raise UnreadableModelError(f"{fact.name} is {fact.role} here and {other.role} in the base. Give `roles`.")
+        raise UnreadableModelError(
+            f"{fact.name} is {fact.role} here and {other.role} in the base. Give `roles`."
+        )
     return other

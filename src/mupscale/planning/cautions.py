@@ -8,7 +8,10 @@ from mupscale.reading import ModelFacts
 
 
 def cautions(
-    facts: ModelFacts, base: ModelFacts, choices: Choices, parameters: Mapping[str, PlannedParameter]
+    facts: ModelFacts,
+    base: ModelFacts,
+    choices: Choices,
+    parameters: Mapping[str, PlannedParameter],
 ) -> Iterator[str]:
     """Those that apply to this plan. What holds for every plan is in the documentation."""
     yield from _of_sharing(facts, base, choices)
@@ -25,10 +28,17 @@ def cautions(
 
 def _of_sharing(facts: ModelFacts, base: ModelFacts, choices: Choices) -> Iterator[str]:
     r, base_r = facts.repetitions, base.repetitions
-    if facts.kv_heads and facts.kv_heads == base.kv_heads and facts.width != base.width and r != base_r:
+    if (
+        facts.kv_heads
+        and facts.kv_heads == base.kv_heads
+        and facts.width != base.width
+        and r != base_r
+    ):
         yield (
-            f"the number of key/value heads stays at {facts.kv_heads} while the width grows {base.width} → "
-            f"{facts.width}, so r grows with it ({base_r} → {r}). Transfer across r is the least tested part of the "
+            f"the number of key/value heads stays at {facts.kv_heads} while the width grows "
+            f"{base.width} → "
+            f"{facts.width}, so r grows with it ({base_r} → {r}). Transfer across r is the least "
+            "tested part of the "
             "rule: a base with the same r is safer."
         )
     elif r != base_r:
@@ -43,20 +53,24 @@ def _of_sharing(facts: ModelFacts, base: ModelFacts, choices: Choices) -> Iterat
     other_heads = facts.head_dim and base.head_dim and facts.head_dim != base.head_dim
     if other_heads and "attention_multiplier" not in facts.settings:
         yield (
-            f"head_dim differs ({base.head_dim} → {facts.head_dim}) and attention scores are divided by √head_dim: "
-            "their size changes with training at another rate. Keep head_dim, or scale scores by 1/head_dim."
+            f"head_dim differs ({base.head_dim} → {facts.head_dim}) and attention scores are "
+            "divided by √head_dim: "
+            "their size changes with training at another rate. Keep head_dim, or scale scores by "
+            "1/head_dim."
         )
 
 
 def _of_reading(facts: ModelFacts) -> Iterator[str]:
     if facts.tied_readout:
         yield (
-            "the readout is tied to the embedding: they share one rate, and the readout's factor is in the final norm"
+            "the readout is tied to the embedding: they share one rate, and the readout's factor "
+            "is in the final norm"
             + ("." if facts.final_gain and facts.followed else " or, here, in a hook.")
         )
     if not facts.followed:
         yield (
-            f"no forward pass could be followed ({facts.not_followed}): every role rests on names and shapes alone. "
+            f"no forward pass could be followed ({facts.not_followed}): every role rests on names "
+            "and shapes alone. "
             "Pass inputs=(…) or inputs={…}, or check the plan with a coordinate check."
         )
 
@@ -75,13 +89,20 @@ def _of_depth(facts: ModelFacts, base: ModelFacts, choices: Choices) -> Iterator
     every = facts.parameters.values()
     if choices.rule.depth != "none" and any(fact.post_norm for fact in every):
         yield (
-            f"the residual stream is normalized after each sum (post-LN), and {differs}: what {choices.rule.depth} on "
-            "the branches does there is not derived. Keep the depth of the base, or check over depth."
+            f"the residual stream is normalized after each sum (post-LN), and {differs}: what "
+            f"{choices.rule.depth} on "
+            "the branches does there is not derived. Keep the depth of the base, or check over "
+            "depth."
         )
-    by_layer = [f.template for f in every if f.role == "gain" and f.shape == (facts.depth,) and facts.depth > 1]
+    by_layer = [
+        f.template
+        for f in every
+        if f.role == "gain" and f.shape == (facts.depth,) and facts.depth > 1
+    ]
     if by_layer:
         yield (
-            f"{_few(by_layer)}: one number for each layer, and {differs}. No rule here says how they must change with "
+            f"{_few(by_layer)}: one number for each layer, and {differs}. No rule here says how "
+            "they must change with "
             "depth. Keep the depth of the base, or check over depth."
         )
 

@@ -1,7 +1,8 @@
 """Global gradient clipping that does not depend on where a multiplier was put, and who else clips.
 
-A factor a that was folded into a weight (W' = aW) leaves the gradient g/a; the norm is taken of a·g', which is what the
-model with its factors in the forward pass would have. Rows of a fused matrix with a factor c have the gradient c·g.
+A factor a that was folded into a weight (W' = aW) leaves the gradient g/a; the norm is taken of
+a·g', which is what the model with its factors in the forward pass would have. Rows of a fused
+matrix with a factor c have the gradient c·g.
 """
 
 import math
@@ -20,9 +21,13 @@ from mupscale.errors import NonFiniteError, OptionError
 from mupscale.planning.values import PlannedParameter
 
 LOOK_EVERY, LOOK_AT = 100, 5
-"""Of every so many steps, the first few are looked at: reading a norm makes the host wait for the device."""
+"""Of every so many steps, the first few are looked at: reading a norm makes the host wait for the
+device.
+"""
 SAME, DIFFERENT = 1e-3, 1e-2
-"""Norms closer than the one were clipped to one number; those of one tensor further apart than the other were not."""
+"""Norms closer than the one were clipped to one number; those of one tensor further apart than the
+other were not.
+"""
 
 
 def clip(
@@ -32,12 +37,18 @@ def clip(
     *,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Scale all gradients so that their norm, without what was folded, is at most `max_norm`; returns the norm."""
+    """Scale all gradients so that their norm, without what was folded, is at most `max_norm`;
+    returns the norm.
+    """
     check_max_norm(max_norm)
-    with_gradient = [(parameters[name], tensor) for name, tensor in tensors if tensor.grad is not None]
+    with_gradient = [
+        (parameters[name], tensor) for name, tensor in tensors if tensor.grad is not None
+    ]
     norm = _norm(with_gradient)
     if error_if_nonfinite and not torch.isfinite(norm):
-        raise NonFiniteError(f"the norm of the gradients is {norm.item()}, so they cannot be clipped.")
+        raise NonFiniteError(
+            f"the norm of the gradients is {norm.item()}, so they cannot be clipped."
+        )
     clip_grads_with_norm_([tensor for _, tensor in with_gradient], max_norm, norm)
     return norm
 
@@ -52,7 +63,9 @@ def _norm(with_gradient: list[tuple[PlannedParameter, Tensor]]) -> Tensor:
     by_factor: dict[float, list[Tensor]] = {}
     for parameter, tensor in with_gradient:
         assert tensor.grad is not None
-        by_factor.setdefault(parameter.folded, []).append(_without_row_factors(parameter, tensor.grad))
+        by_factor.setdefault(parameter.folded, []).append(
+            _without_row_factors(parameter, tensor.grad)
+        )
     norms = [_whole(get_total_norm(gradients)) * factor for factor, gradients in by_factor.items()]
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
@@ -60,11 +73,15 @@ def _norm(with_gradient: list[tuple[PlannedParameter, Tensor]]) -> Tensor:
 def _without_row_factors(parameter: PlannedParameter, gradient: Tensor) -> Tensor:
     if all(block.multiplier == 1 for block in parameter.rows):
         return gradient
-    factors = torch.ones(parameter.shape[parameter.out_axis], dtype=gradient.dtype, device=gradient.device)
+    factors = torch.ones(
+        parameter.shape[parameter.out_axis], dtype=gradient.dtype, device=gradient.device
+    )
     for block in parameter.rows:
         for start, stop in block.slices:
             factors[start:stop] = 1 / block.multiplier
-    factors = factors.reshape([-1 if axis == parameter.out_axis else 1 for axis in range(gradient.ndim)])
+    factors = factors.reshape(
+        [-1 if axis == parameter.out_axis else 1 for axis in range(gradient.ndim)]
+    )
     if isinstance(gradient, DTensor):
         mesh = gradient.device_mesh
         return gradient * distribute_tensor(factors, mesh, [Replicate()] * mesh.ndim)
@@ -80,7 +97,9 @@ def _whole(norm: Tensor) -> Tensor:
 
 @dataclass
 class ClipBeforeStep:
-    """A hook that clips whenever an optimizer steps, and that warns once if somebody else has clipped before it."""
+    """A hook that clips whenever an optimizer steps, and that warns once if somebody else has
+    clipped before it.
+    """
 
     parameters: Mapping[str, PlannedParameter]
     names: Sequence[str]
@@ -91,12 +110,16 @@ class ClipBeforeStep:
     seen: list[tuple[Tensor, Tensor]] = field(default_factory=list[tuple[Tensor, Tensor]])
     "Of some steps running: the norm of all gradients as they came, and that of the first."
 
-    def __call__(self, optimizer: Optimizer, arguments: Sequence[Any], named: Mapping[str, Any]) -> None:
+    def __call__(
+        self, optimizer: Optimizer, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
         # torch hands over all arguments of step, the optimizer first.
         if any(argument is not None for argument in (*arguments[1:], named.get("closure"))):
             raise OptionError(
-                "this optimizer steps with a closure, which makes the gradients only after clip_before_step could clip "
-                "them. Call plan.clip_grad_norm_(model, max_norm) inside of the closure, after backward; in Lightning, "
+                "this optimizer steps with a closure, which makes the gradients only after "
+                "clip_before_step could clip "
+                "them. Call plan.clip_grad_norm_(model, max_norm) inside of the closure, after "
+                "backward; in Lightning, "
                 "in the module's configure_gradient_clipping."
             )
         tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
@@ -107,26 +130,34 @@ class ClipBeforeStep:
     @torch.no_grad()
     def _look(self, gradients: Sequence[Tensor]) -> None:
         if self.steps % LOOK_EVERY < LOOK_AT and gradients:
-            self.seen.append((_whole(get_total_norm(gradients)), _whole(get_total_norm(gradients[:1]))))
+            self.seen.append(
+                (_whole(get_total_norm(gradients)), _whole(get_total_norm(gradients[:1])))
+            )
         self.steps += 1
         if self.steps % LOOK_EVERY != LOOK_AT:
             return
         whole, first = (torch.stack(norms).double().cpu() for norms in zip(*self.seen, strict=True))
         self.seen.clear()
-        # A constant norm alone may be one batch seen again and again at a tiny rate: then no tensor's own norm moves.
+        # A constant norm alone may be one batch seen again and again at a tiny rate: then no
+        # tensor's own norm moves.
         if len(whole) == LOOK_AT and _spread(whole) < SAME and _spread(first) > DIFFERENT:
             self.warned = True
             warnings.warn(
-                f"gradients arrive clipped already: in each of {LOOK_AT} steps running their norm was "
-                f"{whole.mean():.4g} before clip_before_step(…, {self.max_norm:g}) saw them. Switch the trainer's own "
-                "clipping off: max_grad_norm=0 in transformers, gradient_clip_val=None in Lightning.",
+                f"gradients arrive clipped already: in each of {LOOK_AT} steps running their norm "
+                "was "
+                f"{whole.mean():.4g} before clip_before_step(…, {self.max_norm:g}) saw them. "
+                "Switch the trainer's own "
+                "clipping off: max_grad_norm=0 in transformers, gradient_clip_val=None in "
+                "Lightning.",
                 UserWarning,
                 stacklevel=2,
             )
 
 
 def _spread(norms: Tensor) -> float:
-    """By which share the largest exceeds the least; not a number, which is beyond no limit, where one is 0 or not."""
+    """By which share the largest exceeds the least; not a number, which is beyond no limit, where
+    one is 0 or not.
+    """
     low, high = norms.min().item(), norms.max().item()
     return high / low - 1 if low > 0 else math.nan
 
@@ -141,7 +172,8 @@ def hook_of(optimizer: Optimizer) -> ClipBeforeStep | None:
 
 
 def own_clipping(trainer: object) -> str | None:
-    """The setting by which a trainer of transformers (or its arguments) or of Lightning clips; None where it does not.
+    """The setting by which a trainer of transformers (or its arguments) or of Lightning clips; None
+    where it does not.
 
     >>> from types import SimpleNamespace
     >>> own_clipping(SimpleNamespace(max_grad_norm=1.0)), own_clipping(SimpleNamespace(gradient_clip_val=None))
@@ -153,12 +185,15 @@ def own_clipping(trainer: object) -> str | None:
                 value = getattr(holder, name)
                 return f"{name}={value:g}" if value else None
     raise OptionError(
-        f"trainer={type(trainer).__name__} has neither max_grad_norm nor gradient_clip_val, so whether it clips is not "
+        f"trainer={type(trainer).__name__} has neither max_grad_norm nor gradient_clip_val, so "
+        "whether it clips is not "
         "known. Give a Trainer or TrainingArguments of transformers, or a Trainer of Lightning."
     )
 
 
-def clipped_twice(parameters: Iterable[PlannedParameter], hook: ClipBeforeStep | None, trainer: object) -> str | None:
+def clipped_twice(
+    parameters: Iterable[PlannedParameter], hook: ClipBeforeStep | None, trainer: object
+) -> str | None:
     """What is wrong with a trainer's own clipping, None where nothing is."""
     setting = own_clipping(trainer)
     if setting is None:
@@ -169,7 +204,8 @@ def clipped_twice(parameters: Iterable[PlannedParameter], hook: ClipBeforeStep |
         return f"the trainer clips gradients ({setting}), and {again}. {off}."
     if any(p.folded != 1 or any(block.multiplier != 1 for block in p.rows) for p in parameters):
         return (
-            f"the trainer clips gradients ({setting}) by their norm after folding, which is not that of the base. "
+            f"the trainer clips gradients ({setting}) by their norm after folding, which is not "
+            "that of the base. "
             f"{off} and use plan.clip_before_step(optimizer, max_norm)."
         )
     return None

@@ -1,4 +1,6 @@
-"""Whether weights are those that a plan draws: by their statistics, since their bits depend on the seed."""
+"""Whether weights are those that a plan draws: by their statistics, since their bits depend on the
+seed.
+"""
 
 import math
 import statistics
@@ -18,7 +20,9 @@ SAMPLE = 1 << 16
 ERRORS = 6.0
 """Standard errors that are put down to chance: one false alarm in 10⁹ tensors."""
 SIZE, SHAPE = 0.05, 0.2
-"""What else may be off: the root mean square by 5 %, the kurtosis, 3 for normal numbers and 1.8 for uniform, by 0.2."""
+"""What else may be off: the root mean square by 5 %, the kurtosis, 3 for normal numbers and 1.8 for
+uniform, by 0.2.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,9 @@ class _Sample:
 
     @property
     def normal(self) -> bool:
-        return self.rms == 0 or abs(self.kurtosis - 3) <= SHAPE + ERRORS * math.sqrt(24 / self.count)
+        return self.rms == 0 or abs(self.kurtosis - 3) <= SHAPE + ERRORS * math.sqrt(
+            24 / self.count
+        )
 
 
 def differences(
@@ -54,16 +60,23 @@ def differences(
 ) -> list[str]:
     """One line for each template whose weights a plan would not have drawn, or set, so.
 
-    Without `std`, the sizes of the weights are compared with each other: all must come from one base value.
+    Without `std`, the sizes of the weights are compared with each other: all must come from one
+    base value.
     """
-    here = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad and not tensor.is_meta}
+    here = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.requires_grad and not tensor.is_meta
+    }
     found: dict[str, str] = {}
     samples: list[_Sample] = []
     for name, tensor in here.items():
         p = parameters[name]
         if (not p.drawn or p.kept) and p.start is not None:
             if _differs(tensor, p.start):
-                found.setdefault(p.template, f"{p.template} is not at {p.start:g}, where the plan sets it")
+                found.setdefault(
+                    p.template, f"{p.template} is not at {p.start:g}, where the plan sets it"
+                )
         elif p.drawn and not p.kept:
             samples += _samples(p, tensor, padded=name in padding)
     for template, said in _of_samples(samples, std):
@@ -83,12 +96,14 @@ def _of_samples(samples: Sequence[_Sample], std: PerRole | None) -> Iterator[tup
         if one.differs_from(expected):
             yield (
                 p.template,
-                f"{p.template} has a root mean square of {one.rms:.4g}, the plan draws it with {expected:.4g}",
+                f"{p.template} has a root mean square of {one.rms:.4g}, the plan draws it with "
+                f"{expected:.4g}",
             )
         elif not one.normal:
             yield (
                 p.template,
-                f"{p.template} is not normal: its kurtosis is {one.kurtosis:.3g}, that of what the plan draws 3",
+                f"{p.template} is not normal: its kurtosis is {one.kurtosis:.3g}, that of what the "
+                "plan draws 3",
             )
 
 
@@ -103,9 +118,13 @@ def _samples(p: PlannedParameter, tensor: Tensor, *, padded: bool) -> Iterator[_
     local, begin = tensor, 0
     if isinstance(tensor, DTensor):
         local = tensor.to_local()
-        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        _, offset = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
         begin = offset[p.out_axis]
-    rest = 1 - 1 / p.shape[0] if padded else 1.0  # one row of zeros shrinks the second and the fourth moment alike
+    rest = (
+        1 - 1 / p.shape[0] if padded else 1.0
+    )  # one row of zeros shrinks the second and the fourth moment alike
     for factor, part in _parts(p, local, begin):
         numbers = part.reshape(-1)[:: max(1, part.numel() // SAMPLE)].double()
         if numbers.numel() and rest:

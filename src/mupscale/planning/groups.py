@@ -16,7 +16,9 @@ from mupscale.theory import Decay, optimizer_named
 
 Number = float | Tensor
 PerRole = Number | Mapping[str, Number]
-"""One base value for all, or base values by role with a "default" for the others. A tensor with one number will do."""
+"""One base value for all, or base values by role with a "default" for the others. A tensor with one
+number will do.
+"""
 
 _TORCH_EPS = {"entry": 1e-8, "norm": 1e-7, "norm_squared": 1e-12}
 
@@ -34,14 +36,20 @@ def value_of(value: PerRole, role: str) -> float:
 
 
 def plain_number(value: object) -> float | None:
-    """The float in what people keep rates in: a number, one of numpy's, or a tensor with one number.
+    """The float in what people keep rates in: a number, one of numpy's, or a tensor with one
+    number.
 
     >>> import torch
     >>> plain_number(torch.tensor(0.5)), plain_number(3), plain_number(True), plain_number("0.5")
     (0.5, 3.0, None, None)
     """
     if isinstance(value, Tensor):
-        single = value.numel() == 1 and not value.is_meta and not value.is_complex() and value.dtype != torch.bool
+        single = (
+            value.numel() == 1
+            and not value.is_meta
+            and not value.is_complex()
+            and value.dtype != torch.bool
+        )
         return float(value.detach().item()) if single else None
     if isinstance(value, bool):
         return None
@@ -49,7 +57,9 @@ def plain_number(value: object) -> float | None:
 
 
 def check_per_role(what: str, value: PerRole, roles: Iterable[str]) -> None:
-    """Refuse what is not a number ≥ 0, a role that does not exist or that the model has not, and a missing default."""
+    """Refuse what is not a number ≥ 0, a role that does not exist or that the model has not, and a
+    missing default.
+    """
     values: Mapping[str, Any] = value if isinstance(value, Mapping) else {"default": value}
     present = set(roles)
     for role, number in values.items():
@@ -57,14 +67,20 @@ def check_per_role(what: str, value: PerRole, roles: Iterable[str]) -> None:
             raise UnknownNameError(f"role in {what}", role, ["default", *ROLES])
         if role != "default" and role not in present:
             raise OptionError(
-                f"{what} names the role {role}, which no parameter has. Roles: {', '.join(sorted(present))}."
+                f"{what} names the role {role}, which no parameter has. Roles: "
+                f"{', '.join(sorted(present))}."
             )
         plain = plain_number(number)
         if plain is None or not math.isfinite(plain) or plain < 0:
-            raise OptionError(f"{what}: {number!r} for {role} is not a number that is finite and at least 0.")
+            raise OptionError(
+                f"{what}: {number!r} for {role} is not a number that is finite and at least 0."
+            )
     lacking = sorted(present - set(values))
     if "default" not in values and lacking:
-        raise OptionError(f'{what} says nothing for {", ".join(lacking)}. Add "default": {what}={{"default": …, …}}.')
+        raise OptionError(
+            f'{what} says nothing for {", ".join(lacking)}. Add "default": {what}={{"default": …, '
+            f"…}}."
+        )
 
 
 @dataclass(frozen=True)
@@ -77,14 +93,20 @@ class BaseValues:
     decay: Decay
 
     def check(self, parameters: Sequence[PlannedParameter]) -> None:
-        for what, value in (("lr", self.lr), ("weight_decay", self.weight_decay), ("eps", self.eps)):
+        for what, value in (
+            ("lr", self.lr),
+            ("weight_decay", self.weight_decay),
+            ("eps", self.eps),
+        ):
             if value is not None:
                 check_per_role(what, value, [p.role for p in parameters])
         undecayed = sorted({p.role for p in parameters if p.weight_decay == 0})
         if isinstance(self.weight_decay, Mapping):
             for role in undecayed:
                 if self.weight_decay.get(role):
-                    raise OptionError(f"weight_decay names {role}, which the rules do not decay. Leave it out.")
+                    raise OptionError(
+                        f"weight_decay names {role}, which the rules do not decay. Leave it out."
+                    )
         if self.eps is not None and any(takes_no_eps(p) for p in parameters):
             name = next(p.optimizer for p in parameters if takes_no_eps(p))
             raise OptionError(f"eps={self.eps}: {name} takes no such epsilon here. Leave it out.")
@@ -96,19 +118,26 @@ class BaseValues:
         if self.decay == "independent" and decay:
             if lr == 0:
                 raise OptionError(
-                    "independent decay is handed to torch as decay / lr, so lr=0 cannot be. Use a tiny one."
+                    "independent decay is handed to torch as decay / lr, so lr=0 cannot be. Use a "
+                    "tiny one."
                 )
             decay /= lr
         values = {"lr": lr, "weight_decay": decay}
         if takes_no_eps(parameter):
             return values
-        eps = _TORCH_EPS[optimizer_named(parameter.optimizer).epsilon] if self.eps is None else self.eps
+        eps = (
+            _TORCH_EPS[optimizer_named(parameter.optimizer).epsilon]
+            if self.eps is None
+            else self.eps
+        )
         return values | {"eps": value_of(eps, parameter.role) * parameter.eps}
 
 
 def takes_no_eps(parameter: PlannedParameter) -> bool:
     """Lion and SGD have none; torch's Adafactor takes a pair, whose meaning is another."""
-    return optimizer_named(parameter.optimizer).epsilon == "none" or parameter.optimizer.startswith("adafactor")
+    return optimizer_named(parameter.optimizer).epsilon == "none" or parameter.optimizer.startswith(
+        "adafactor"
+    )
 
 
 def make_groups(
@@ -140,8 +169,14 @@ def make_groups(
     ]
 
 
-_ADJUSTMENTS = {"muon": "original", "muon-match-rms": "match_rms_adamw", "muon-spectral": "spectral"}
-"""How each kind of Muon lengthens its steps: the groups say so, since the rates were derived for that."""
+_ADJUSTMENTS = {
+    "muon": "original",
+    "muon-match-rms": "match_rms_adamw",
+    "muon-spectral": "spectral",
+}
+"""How each kind of Muon lengthens its steps: the groups say so, since the rates were derived for
+that.
+"""
 
 
 def _layout(parameter: PlannedParameter) -> dict[str, Any]:
@@ -160,7 +195,8 @@ def _layout(parameter: PlannedParameter) -> dict[str, Any]:
 def _refuse_kernel(parameter: PlannedParameter) -> None:
     if parameter.kernel:
         raise NotExactError(
-            f"{parameter.name} is the kernel of a convolution, {parameter.shape}, which {parameter.optimizer} would "
+            f"{parameter.name} is the kernel of a convolution, {parameter.shape}, which "
+            f"{parameter.optimizer} would "
             "take for a stack of matrices. Train models with convolutions with adamw."
         )
 
@@ -171,12 +207,15 @@ def _adjustment(parameter: PlannedParameter) -> dict[str, Any]:
 
 
 def _plain(parameter: PlannedParameter) -> dict[str, Any]:
-    """What torch's own optimizers need, which step whole tensors; where that would be wrong, an error."""
+    """What torch's own optimizers need, which step whole tensors; where that would be wrong, an
+    error.
+    """
     if not optimizer_named(parameter.optimizer).whole_matrix:
         return {}
     _refuse_kernel(parameter)
     problem = (
-        "fuses q, k and v, which need different rates" if len({block.lr for block in parameter.rows}) > 1
+        "fuses q, k and v, which need different "
+        "rates" if len({block.lr for block in parameter.rows}) > 1
         else "stacks several matrices" if len(parameter.shape) > 2
         else "is stored transposed" if parameter.out_axis == 1
         else "is to be stepped by √(n_out/n_in)" if parameter.optimizer == "muon-spectral"
@@ -184,14 +223,17 @@ def _plain(parameter: PlannedParameter) -> dict[str, Any]:
     )  # fmt: skip
     if problem:
         raise NotExactError(
-            f"{parameter.name} {problem}, which torch.optim.Muon does not do. Use mupscale.optim.Muon, with "
+            f"{parameter.name} {problem}, which torch.optim.Muon does not do. Use "
+            "mupscale.optim.Muon, with "
             "plan.param_groups(…, split_rows=True)."
         )
     return _adjustment(parameter)
 
 
 def _names(groups: Sequence[Sequence[PlannedParameter]]) -> list[str]:
-    """The roles in each group; where two groups have the same, the first parameter tells them apart."""
+    """The roles in each group; where two groups have the same, the first parameter tells them
+    apart.
+    """
     plain = ["+".join(dict.fromkeys(p.role for p in group)) for group in groups]
     return [
         name if plain.count(name) == 1 else f"{name} ({group[0].template})"

@@ -1,4 +1,6 @@
-"""Factors that stay in the forward pass, as removable hooks; and `bake`, which puts them into the weights for good."""
+"""Factors that stay in the forward pass, as removable hooks; and `bake`, which puts them into the
+weights for good.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +28,9 @@ class Multiply:
 
 
 class MultiplyRows(Multiply):
-    """A forward hook that multiplies some rows of a linear layer's weight by constants, and leaves its bias alone."""
+    """A forward hook that multiplies some rows of a linear layer's weight by constants, and leaves
+    its bias alone.
+    """
 
     def __init__(self, hook: Hook, weight: Tensor, outputs: int) -> None:
         super().__init__(hook)
@@ -46,7 +50,9 @@ class MultiplyRows(Multiply):
 
 def _row_factors(hook: Hook, outputs: int, like: Tensor) -> Tensor:
     """One factor a row, on the device of `like` and at least as exact."""
-    factors = torch.ones(outputs, dtype=torch.float64 if like.dtype == torch.float64 else torch.float32)
+    factors = torch.ones(
+        outputs, dtype=torch.float64 if like.dtype == torch.float64 else torch.float32
+    )
     for slices, factor in hook.rows:
         for start, stop in slices:
             factors[start:stop] = factor
@@ -60,14 +66,17 @@ def attach(model: nn.Module, hooks: Iterable[Hook]) -> None:
         return
     if present:
         raise OptionError(
-            f"the model carries hooks of another plan, on {next(iter(present)).module}. Remove them with that "
+            f"the model carries hooks of another plan, on {next(iter(present)).module}. Remove "
+            "them with that "
             "plan's detach_ or bake_ first."
         )
     _refuse_compiled(model)
     modules = _modules(model)
     for hook in wanted:
         if hook.module not in modules:
-            raise UnreadableModelError(f"the model has no module {hook.module!r}, which the plan puts a hook on.")
+            raise UnreadableModelError(
+                f"the model has no module {hook.module!r}, which the plan puts a hook on."
+            )
         _check(hook, modules[hook.module])
     for hook in wanted:
         _register(hook, modules[hook.module])
@@ -91,17 +100,22 @@ def _outputs(module: nn.Module) -> int:
 def _check(hook: Hook, module: nn.Module) -> None:
     if kind_of(module) == "other":
         raise NotExactError(
-            f"{hook.module} is a {type(module).__name__}, of which it is not known that its output is linear in its "
-            "weight: a hook there may not be exact. Use multipliers='fold', or an optimizer that allows it."
+            f"{hook.module} is a {type(module).__name__}, of which it is not known that its output "
+            "is linear in its "
+            "weight: a hook there may not be exact. Use multipliers='fold', or an optimizer that "
+            "allows it."
         )
 
 
 def _refuse_compiled(model: nn.Module) -> None:
     for name, module in model.named_modules():
-        compiled = type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None)
+        compiled = type(module).__name__ == "OptimizedModule" or getattr(
+            module, "_compiled_call_impl", None
+        )
         if compiled:
             raise OptionError(
-                f"the model (module {name!r}) is compiled already, and compiled code does not see hooks that come "
+                f"the model (module {name!r}) is compiled already, and compiled code does not see "
+                "hooks that come "
                 "later. Call plan.initialize_ or plan.attach_ before torch.compile."
             )
 
@@ -122,7 +136,9 @@ def _registered(model: nn.Module) -> list[tuple[dict[int, Any], int, Multiply]]:
     for module in bare(model).modules():
         inside: Any = module
         for registered in (inside._forward_hooks, inside._forward_pre_hooks):
-            found += [(registered, key, f) for key, f in registered.items() if isinstance(f, Multiply)]
+            found += [
+                (registered, key, f) for key, f in registered.items() if isinstance(f, Multiply)
+            ]
     return found
 
 
@@ -132,7 +148,9 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @torch.no_grad()
-def bake(model: nn.Module, hooks: Iterable[Hook], final_norm: str | None, offsets: Mapping[str, float]) -> None:
+def bake(
+    model: nn.Module, hooks: Iterable[Hook], final_norm: str | None, offsets: Mapping[str, float]
+) -> None:
     """Multiply the weights by what the hooks multiply by, and take the hooks off."""
     baking = _Baking(_modules(model), final_norm, offsets)
     changes = [change for hook in hooks for change in baking.changes(hook)]
@@ -151,13 +169,17 @@ class _Baking:
     offsets: Mapping[str, float]
 
     def changes(self, hook: Hook) -> Iterator[Change]:
-        """What to multiply by what, in place of a hook; the third value is what the tensor's effect has on top."""
+        """What to multiply by what, in place of a hook; the third value is what the tensor's effect
+        has on top.
+        """
         module: Any = self.modules[hook.module]
         if hook.where == "rows":
             yield module.weight, _along_rows(hook, module), 0.0
         elif not self._is_shared(module):
             yield from self._own(hook)
-        elif hook.where == "output":  # the embedding's: its weight takes it, and the readout must not
+        elif (
+            hook.where == "output"
+        ):  # the embedding's: its weight takes it, and the readout must not
             yield module.weight, hook.factor, 0.0
             yield from self._before_readout(hook, 1 / hook.factor)
         else:
@@ -166,7 +188,10 @@ class _Baking:
     def _own(self, hook: Hook) -> Iterator[Change]:
         tensors = dict(self.modules[hook.module].named_parameters(recurse=False))
         if not tensors:
-            raise NotExactError(f"{hook.module} has no gain that could take the factor {hook.factor:g}: keep the hook.")
+            raise NotExactError(
+                f"{hook.module} has no gain that could take the factor {hook.factor:g}: keep the "
+                "hook."
+            )
         for name, tensor in tensors.items():
             if hook.where == "output" or name == "weight":
                 yield tensor, hook.factor, self.offsets.get(f"{hook.module}.{name}", 0.0)
@@ -174,14 +199,17 @@ class _Baking:
     def _before_readout(self, hook: Hook, factor: float) -> Iterator[Change]:
         if self.final_norm is None:
             raise NotExactError(
-                f"{hook.module} shares its weight with the embedding or readout, and there is no final norm whose gain "
+                f"{hook.module} shares its weight with the embedding or readout, and there is no "
+                "final norm whose gain "
                 "could take the factor. Keep the hook, or untie the two before baking."
             )
         yield from self._own(Hook(self.final_norm, "output", factor))
 
     def _is_shared(self, module: nn.Module) -> bool:
         weight = getattr(module, "weight", None)
-        owners = {id(m) for m in self.modules.values() for p in m.parameters(recurse=False) if p is weight}
+        owners = {
+            id(m) for m in self.modules.values() for p in m.parameters(recurse=False) if p is weight
+        }
         return len(owners) > 1
 
 
@@ -190,5 +218,7 @@ def _along_rows(hook: Hook, module: nn.Module) -> Tensor:
     factors = _row_factors(hook, _outputs(module), weight).to(weight.dtype)
     factors = factors if hasattr(module, "nf") else factors[:, None]
     if isinstance(weight, DTensor):
-        return distribute_tensor(factors, weight.device_mesh, [Replicate()] * weight.device_mesh.ndim)
+        return distribute_tensor(
+            factors, weight.device_mesh, [Replicate()] * weight.device_mesh.ndim
+        )
     return factors

@@ -1,4 +1,6 @@
-"""Random weights that depend on (seed, parameter name) and nothing else: not on order, sharding or device."""
+"""Random weights that depend on (seed, parameter name) and nothing else: not on order, sharding or
+device.
+"""
 
 import hashlib
 import math
@@ -17,15 +19,22 @@ _CHUNK = 1 << 22
 
 @torch.no_grad()
 def initialize(
-    parameter: PlannedParameter, tensor: Tensor, *, std: float, seed: int, padding: int | None = None
+    parameter: PlannedParameter,
+    tensor: Tensor,
+    *,
+    std: float,
+    seed: int,
+    padding: int | None = None,
 ) -> None:
-    """Set a parameter: drawn with `std` times its factor, or its constant; one that is kept, or has none, is left.
+    """Set a parameter: drawn with `std` times its factor, or its constant; one that is kept, or has
+    none, is left.
 
     `padding` is the row of an embedding that stays zero.
     """
     if tensor.is_meta:
         raise OptionError(
-            f"{parameter.name} is on the meta device and has no numbers to set. Materialize the model first: "
+            f"{parameter.name} is on the meta device and has no numbers to set. Materialize the "
+            "model first: "
             "model.to_empty(device=…)."
         )
     if not parameter.drawn or parameter.kept:
@@ -33,8 +42,12 @@ def initialize(
             tensor.fill_(parameter.start)
         return
     local, shape, offset = _local(tensor)
-    drawn = _draw(parameter, shape, offset, seed).to(torch.promote_types(tensor.dtype, torch.float32))
-    scale = torch.full((parameter.shape[parameter.out_axis],), parameter.init_std * std, dtype=torch.float64)
+    drawn = _draw(parameter, shape, offset, seed).to(
+        torch.promote_types(tensor.dtype, torch.float32)
+    )
+    scale = torch.full(
+        (parameter.shape[parameter.out_axis],), parameter.init_std * std, dtype=torch.float64
+    )
     for block in parameter.rows:
         for start, stop in block.slices:
             scale[start:stop] = block.init_std * std
@@ -50,16 +63,24 @@ def _local(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
     """The part of a tensor that lives here, its shape, and where it begins in the whole."""
     if not isinstance(tensor, DTensor):
         return tensor, tuple(tensor.shape), (0,) * tensor.ndim
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     return tensor.to_local(), tuple(shape), tuple(offset)
 
 
-def _draw(parameter: PlannedParameter, shape: tuple[int, ...], offset: tuple[int, ...], seed: int) -> Tensor:
-    """Standard normal numbers of the part that begins at `offset`: row by row, a chunk of rows from one generator."""
+def _draw(
+    parameter: PlannedParameter, shape: tuple[int, ...], offset: tuple[int, ...], seed: int
+) -> Tensor:
+    """Standard normal numbers of the part that begins at `offset`: row by row, a chunk of rows from
+    one generator.
+    """
     row = parameter.shape[1:]
     per_chunk = max(1, _CHUNK // max(1, math.prod(row)))
     first, last = offset[0], offset[0] + shape[0]
-    part = tuple(slice(start, start + length) for start, length in zip(offset[1:], shape[1:], strict=True))
+    part = tuple(
+        slice(start, start + length) for start, length in zip(offset[1:], shape[1:], strict=True)
+    )
     pieces: list[Tensor] = []
     for chunk in range(first // per_chunk, -(-last // per_chunk)):
         begin = chunk * per_chunk

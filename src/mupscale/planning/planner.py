@@ -31,19 +31,20 @@ def plan(
     ignore: Collection[str] = (),
     inputs: Inputs | None = None,
 ) -> Plan:
-    """What each parameter of a model gets, relative to the values tuned on `base`. The model is not changed.
+    """What each parameter of a model gets, relative to the values tuned on `base`. The model is not
+    changed.
 
-    model        any nn.Module, also on the meta device
-    base         the model that was tuned (meta will do), its Hugging Face config, or {"width": 512, "depth": 8}
-    optimizer    adamw, adam, sgd, momentum, lion, muon, …; or its class, torch.optim.AdamW
-    rule         sp, mup, complete-p, gqa-mup, the rule.json of a calibration, or a Rule
-    decay        lr_coupled, independent or l2; what torch's optimizer does, unless said
-    reference_r  read key/value sharing against this r instead of the base's; 1 gives the paper's absolute factor
-    multipliers  "fold" them into the weights where that is exact, or "hook" them into the forward pass
-    roles        what a parameter is, by pattern, where it is not understood: {"*.mixer.in_proj.weight": "hidden"}
-    ignore       keys of the config that look like multipliers and do not change with width or depth
-    inputs       arguments of the forward pass, for a model that does not take tokens alone
-    reading      roles, ignore and inputs as one value, which a plan keeps
+    model        any nn.Module, also on the meta device base         the model that was tuned (meta
+    will do), its Hugging Face config, or {"width": 512, "depth": 8} optimizer    adamw, adam, sgd,
+    momentum, lion, muon, …; or its class, torch.optim.AdamW rule         sp, mup, complete-p,
+    gqa-mup, the rule.json of a calibration, or a Rule decay        lr_coupled, independent or l2;
+    what torch's optimizer does, unless said reference_r  read key/value sharing against this r
+    instead of the base's; 1 gives the paper's absolute factor multipliers  "fold" them into the
+    weights where that is exact, or "hook" them into the forward pass roles        what a parameter
+    is, by pattern, where it is not understood: {"*.mixer.in_proj.weight": "hidden"} ignore
+    keys of the config that look like multipliers and do not change with width or depth inputs
+    arguments of the forward pass, for a model that does not take tokens alone reading      roles,
+    ignore and inputs as one value, which a plan keeps
     """
     reading = (reading or Reading()) | Reading(roles or {}, tuple(ignore), inputs)
     chosen = _known(optimizer)
@@ -57,7 +58,8 @@ def plan(
         return read(other, reading=reading.fitting(_names(other)), like=like)
 
     if isinstance(base, nn.Module) and base is not model:
-        # The base is small and often has weights, so it can be followed where the model itself cannot, and the reverse.
+        # The base is small and often has weights, so it can be followed where the model itself
+        # cannot, and the reverse.
         low = facts_of_base(base) if _can_lead(base) else None
         facts = read(model, reading=reading, like=low)
         low = low or facts_of_base(base, facts)
@@ -85,7 +87,9 @@ def plan(
 
 
 def _can_lead(base: nn.Module) -> bool:
-    """Whether a base is small and has weights, so that it runs on the CPU if it does not on the meta device."""
+    """Whether a base is small and has weights, so that it runs on the CPU if it does not on the
+    meta device.
+    """
     return not any(parameter.is_meta for parameter in base.parameters())
 
 
@@ -94,7 +98,8 @@ def _known(optimizer: object) -> Optimizer:
     known = optimizer_named(optimizer.name if isinstance(optimizer, Optimizer) else optimizer)
     if isinstance(optimizer, Optimizer) and optimizer != known:
         raise OptionError(
-            f"this optimizer is called {optimizer.name!r}, and is not the {optimizer.name} that plans know. Give it a "
+            f"this optimizer is called {optimizer.name!r}, and is not the {optimizer.name} that "
+            "plans know. Give it a "
             "name of its own, and derive its factors with mupscale.derive(unit, optimizer)."
         )
     return known

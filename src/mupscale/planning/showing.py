@@ -11,7 +11,18 @@ from mupscale.planning.values import PlannedParameter, RowBlock
 from mupscale.theory import FIELDS, LABELS, Decay, Rule, Scaling, derive
 from mupscale.theory.formulas import Expr, inline, symbol, tidy
 
-COLUMNS = ("role", "parameters", "out × in", "r", "init std", "multiplier", "lr", "decay", "eps", "why")
+COLUMNS = (
+    "role",
+    "parameters",
+    "out × in",
+    "r",
+    "init std",
+    "multiplier",
+    "lr",
+    "decay",
+    "eps",
+    "why",
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +39,9 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        named = self.templates[0] + (f" (and {len(self.templates) - 1} more)" if len(self.templates) > 1 else "")
+        named = self.templates[0] + (
+            f" (and {len(self.templates) - 1} more)" if len(self.templates) > 1 else ""
+        )
         times = f" × {self.count}" if self.count > 1 else ""
         shape = " × ".join(str(n) for n in self.shape)
         shared = str(self.repetitions) if self.role in ("key", "value", "fused_qkv") else ""
@@ -47,16 +60,24 @@ def number(value: float) -> str:
 
 
 def rows(parameters: Iterable[PlannedParameter], rule: Rule, decay: Decay) -> list[Row]:
-    """The table, grouped by role and values; rows of a fused matrix each have a line of their own."""
+    """The table, grouped by role and values; rows of a fused matrix each have a line of their
+    own.
+    """
     grouped: dict[object, list[PlannedParameter]] = {}
     for p in parameters:
         blocks = tuple((b.role, b.init_std, b.multiplier, b.lr, b.weight_decay) for b in p.rows)
-        grouped.setdefault((p.role, p.values, p.repetitions, p.folded, p.standing, blocks), []).append(p)
+        grouped.setdefault(
+            (p.role, p.values, p.repetitions, p.folded, p.standing, blocks), []
+        ).append(p)
     table: list[Row] = []
     for group in sorted(grouped.values(), key=lambda group: _ORDER.index(group[0].role)):
         first, templates = group[0], tuple(dict.fromkeys(p.template for p in group))
         why = _why(first, rule, decay)
-        table.append(Row(first.role, templates, len(group), first.shape, first.repetitions, first.values, why))
+        table.append(
+            Row(
+                first.role, templates, len(group), first.shape, first.repetitions, first.values, why
+            )
+        )
         table += [_block_row(first, block) for block in first.rows]
     return table
 
@@ -86,7 +107,9 @@ def _why(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:
 
 def _seen(expression: Expr, parameter: PlannedParameter) -> Expr:
     """The formula as one would write it: where heads × head_dim is the width, without `inner`."""
-    if all(numbers.get("inner") == numbers.get("n") for numbers in (parameter.target, parameter.base)):
+    if all(
+        numbers.get("inner") == numbers.get("n") for numbers in (parameter.target, parameter.base)
+    ):
         return tidy(expression.subs(symbol("inner"), symbol("n")))
     return expression
 
@@ -105,13 +128,19 @@ def aligned(table: Sequence[Row]) -> list[str]:
     """The table in columns."""
     cells = [COLUMNS, *(row.cells for row in table)]
     widths = [max(len(line[k]) for line in cells) for k in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
     return [lines[0], "─" * max(len(line) for line in lines), *lines[1:]]
 
 
 def markdown(table: Sequence[Row]) -> list[str]:
     lines = [COLUMNS, ["---"] * len(COLUMNS), *(row.cells for row in table)]
-    return ["| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in line) + " |" for line in lines]
+    return [
+        "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in line) + " |"
+        for line in lines
+    ]
 
 
 def explain(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:
@@ -134,7 +163,9 @@ def explain(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:
             "",
             f"{k}. {step.title}" + ("" if step.standing == "derived" else f"  ({step.standing})"),
             f"     {step.quantity[0]} = {_with_numbers(step.value, parameter)}",
-            textwrap.fill(f"why: {step.reason}", 112, initial_indent=" " * 5, subsequent_indent=" " * 10),
+            textwrap.fill(
+                f"why: {step.reason}", 112, initial_indent=" " * 5, subsequent_indent=" " * 10
+            ),
             f"     [{step.source}]",
         ]
     return "\n".join(lines)
@@ -162,14 +193,16 @@ def _consequences(parameter: PlannedParameter) -> list[str]:
     if parameter.folded != 1:
         lines += [
             "",
-            f"  × {parameter.folded:.6g} of the forward pass is folded into the parameter (W' = aW, g' = g/a)",
+            f"  × {parameter.folded:.6g} of the forward pass is folded into the parameter (W' = "
+            "aW, g' = g/a)",
         ]
     if parameter.multiplier != 1:
         lines += ["", f"  × {parameter.multiplier:.6g} is a hook in the forward pass"]
     for block in parameter.rows:
         count = sum(stop - start for start, stop in block.slices)
         lines.append(
-            f"  {block.role} rows ({count}): init std × {block.init_std:.6g}, a hook multiplies them by "
+            f"  {block.role} rows ({count}): init std × {block.init_std:.6g}, a hook multiplies "
+            "them by "
             f"{block.multiplier:.6g}; they train at lr × {block.lr:.6g}"
         )
     starts = f"init std × {parameter.init_std:.6g}" if parameter.drawn else _start(parameter)
@@ -182,7 +215,11 @@ def _consequences(parameter: PlannedParameter) -> list[str]:
 
 
 def _start(parameter: PlannedParameter) -> str:
-    return "starts as the model made it" if parameter.start is None else f"starts at {parameter.start:g}"
+    return (
+        "starts as the model made it"
+        if parameter.start is None
+        else f"starts at {parameter.start:g}"
+    )
 
 
 @dataclass(frozen=True)
@@ -212,18 +249,28 @@ _COMPARED = ("role", "shape", "repetitions", "optimizer", "init_std", "start", "
 
 
 def differences(
-    mine: Mapping[str, PlannedParameter], other: Mapping[str, PlannedParameter], settings: Iterable[Difference]
+    mine: Mapping[str, PlannedParameter],
+    other: Mapping[str, PlannedParameter],
+    settings: Iterable[Difference],
 ) -> Differences:
     """Settings first, then values by template, then parameters that only one of the two has."""
     found = list(settings)
     for name in [*mine, *(name for name in other if name not in mine)]:
         if name in mine and name in other:
-            fields = [(field, getattr(mine[name], field), getattr(other[name], field)) for field in _COMPARED]
+            fields = [
+                (field, getattr(mine[name], field), getattr(other[name], field))
+                for field in _COMPARED
+            ]
         else:
             fields = [("present", name in mine, name in other)]
         template = (mine.get(name) or other[name]).template
-        found += [Difference(template, field, left, right) for field, left, right in fields if left != right]
-    # the same difference in every layer is one; by what it says, since settings hold what cannot be hashed
+        found += [
+            Difference(template, field, left, right)
+            for field, left, right in fields
+            if left != right
+        ]
+    # the same difference in every layer is one; by what it says, since settings hold what cannot be
+    # hashed
     return Differences({repr(difference): difference for difference in found}.values())
 
 

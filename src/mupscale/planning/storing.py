@@ -1,4 +1,6 @@
-"""A plan as JSON: versioned, and with a checksum, so that a file that was edited or cut short is refused."""
+"""A plan as JSON: versioned, and with a checksum, so that a file that was edited or cut short is
+refused.
+"""
 
 import dataclasses
 import hashlib
@@ -24,15 +26,20 @@ def from_json(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise PlanMismatchError(f"not a plan: the JSON is cut short or broken ({error}). Write it anew.") from error
+        raise PlanMismatchError(
+            f"not a plan: the JSON is cut short or broken ({error}). Write it anew."
+        ) from error
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
         raise PlanMismatchError(f'not a plan: there is no "format": "{FORMAT}" in it.')
     version, checksum = data.pop("version", None), data.pop("sha256", None)
     if version != VERSION:
-        raise PlanMismatchError(f"the plan has version {version!r}; this mupscale reads {VERSION}. Make the plan anew.")
+        raise PlanMismatchError(
+            f"the plan has version {version!r}; this mupscale reads {VERSION}. Make the plan anew."
+        )
     if checksum != _checksum(data):
         raise PlanMismatchError(
-            "the plan was changed after it was written: its checksum does not fit. Make it anew with the settings that "
+            "the plan was changed after it was written: its checksum does not fit. Make it anew "
+            "with the settings that "
             "you want, or keep what you changed in the code that uses it."
         )
     return data

@@ -30,14 +30,17 @@ _UNITS: dict[Role, Unit] = {
         Dense("n_out", "n_in", width="n"),
     ),
     **dict.fromkeys(("low_rank_down", "low_rank_up"), LowRank("n_out", "n_in", width="n")),
-    **dict.fromkeys(("expert_in", "expert_out"), Expert("n_out", "n_in", width="n", active="active/experts")),
+    **dict.fromkeys(
+        ("expert_in", "expert_out"), Expert("n_out", "n_in", width="n", active="active/experts")
+    ),
     **dict.fromkeys(("gain", "bias", "frozen"), Vector("n")),
 }
 
 
 @cache
 def unit_for(role: Role, *, in_block: bool, output: bool = False) -> Unit:
-    """The unit of a role. A matrix that fuses q, k and v is dense here: `fused_unit` tells its rows apart.
+    """The unit of a role. A matrix that fuses q, k and v is dense here: `fused_unit` tells its rows
+    apart.
 
     >>> print(unit_for("key", in_block=True))
     Residual(KeyValue(n, r, inner=inner), L, output=False)
@@ -60,8 +63,9 @@ def fused_unit(*, in_block: bool) -> Fused:
 def dimensions(fact: ParameterFact) -> dict[str, int]:
     """The numbers for the symbols of a fact's unit.
 
-    The embedding width n is the gradient's scale; a matrix's own fans are n_out and n_in. Units that have n alone
-    (embeddings, readouts, keys and values) mean their own fan by it; a vector that does not grow has n = 1.
+    The embedding width n is the gradient's scale; a matrix's own fans are n_out and n_in. Units
+    that have n alone (embeddings, readouts, keys and values) mean their own fan by it; a vector
+    that does not grow has n = 1.
     """
     numbers = _own_dimensions(fact)
     return numbers | ({"L": fact.depth} if fact.depth is not None else {})
@@ -74,7 +78,11 @@ def _own_dimensions(fact: ParameterFact) -> dict[str, int]:
         case "readout" | "router":
             return {"n": fact.fan_in}
         case "key" | "value":
-            return {"n": fact.fan_in, "r": fact.repetitions, "inner": fact.fan_out * fact.repetitions}
+            return {
+                "n": fact.fan_in,
+                "r": fact.repetitions,
+                "inner": fact.fan_out * fact.repetitions,
+            }
         case "gain" | "bias" | "frozen":
             return {"n": 1 if fact.fixed else fact.width}
         case "expert_in" | "expert_out":

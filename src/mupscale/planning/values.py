@@ -12,14 +12,18 @@ Multipliers = Literal["fold", "hook"]
 
 @dataclass(frozen=True)
 class RowBlock:
-    """The rows of q, k or v in a fused matrix, and the factors they would have in a matrix of their own."""
+    """The rows of q, k or v in a fused matrix, and the factors they would have in a matrix of their
+    own.
+    """
 
     role: Role
     slices: Slices
     """(start, stop) along the output axis."""
     init_std: float
     multiplier: float
-    """What a hook multiplies their outputs by; 1 where the optimizer steps the rows by themselves."""
+    """What a hook multiplies their outputs by; 1 where the optimizer steps the rows by
+    themselves.
+    """
     lr: float
     weight_decay: float
 
@@ -46,7 +50,9 @@ class PlannedParameter:
     weight_decay: float
     eps: float
     start: float | None = None
-    """What a gain or bias is set to (its stored value); None for what is drawn, or left as the model made it."""
+    """What a gain or bias is set to (its stored value); None for what is drawn, or left as the
+    model made it.
+    """
     multiplier: float = 1.0
     """What a hook multiplies by in the forward pass, beyond the model's own constants."""
     folded: float = 1.0
@@ -78,7 +84,9 @@ class PlannedParameter:
 
 @dataclass(frozen=True)
 class Hook:
-    """A factor in the forward pass of one module: on its output, on its input, or on the rows of its weight."""
+    """A factor in the forward pass of one module: on its output, on its input, or on the rows of
+    its weight.
+    """
 
     module: str
     where: Literal["output", "input", "rows"]

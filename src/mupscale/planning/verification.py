@@ -1,4 +1,6 @@
-"""Whether an optimizer is the one that a plan was made for, and still has its values: after `load_state_dict`, say."""
+"""Whether an optimizer is the one that a plan was made for, and still has its values: after
+`load_state_dict`, say.
+"""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,20 +53,27 @@ def verify(
     decay: Decay,
     weights: Weights | None = None,
 ) -> Verified:
-    """Raise if the optimizer is of another class, a group has other values than the plan gives it, or the weights were
-    not drawn by the plan.
+    """Raise if the optimizer is of another class, a group has other values than the plan gives it,
+    or the weights were not drawn by the plan.
 
     The base values are those given, or else what the middle group implies.
     """
     optimizer = unwrapped(optimizer)
-    names = None if weights is None else {id(tensor): name for name, tensor in weights.tensors.items()}
-    groups = [_Group.of(group, number, parameters, names) for number, group in enumerate(optimizer.param_groups)]
+    names = (
+        None if weights is None else {id(tensor): name for name, tensor in weights.tensors.items()}
+    )
+    groups = [
+        _Group.of(group, number, parameters, names)
+        for number, group in enumerate(optimizer.param_groups)
+    ]
     problems = [*_other_class(optimizer, groups, decay), *_other_betas(groups, base.get("betas"))]
     for field in ("lr", "weight_decay", "eps"):
         problems += _deviations(field, groups, base.get(field), decay)
     problems += _off_schedule(groups)
     if problems:
-        raise PlanMismatchError("the optimizer does not follow the plan:\n" + "\n".join(f"  {p}" for p in problems))
+        raise PlanMismatchError(
+            "the optimizer does not follow the plan:\n" + "\n".join(f"  {p}" for p in problems)
+        )
     doubts, unknown = tuple(_doubts(optimizer, groups)), _unknown_class(optimizer, groups)
     checked = [*([] if unknown else ["class"]), "betas", "lr", "weight_decay", "eps", "schedule"]
     skipped = ["class, since it is not known"] if unknown else []
@@ -107,7 +116,11 @@ def _doubts(optimizer: Optimizer, groups: Sequence["_Group"]) -> Iterator[str]:
 
 
 def _unknown_class(optimizer: Optimizer, groups: Sequence["_Group"]) -> list["_Group"]:
-    return [group for group in groups if group.members and name_of_class(optimizer, group.options) is None]
+    return [
+        group
+        for group in groups
+        if group.members and name_of_class(optimizer, group.options) is None
+    ]
 
 
 def _class(optimizer: Optimizer) -> str:
@@ -118,7 +131,11 @@ def _other_decay(actual: str, group: "_Group", decay: Decay, cls: str) -> Iterat
     inside, planned_inside = actual == "adam", decay == "l2"
     if inside == planned_inside or not float(group.options.get("weight_decay", 0.0)):
         return
-    how = "adds decay to the gradient (l2)" if inside else "decays apart from the gradient (lr_coupled)"
+    how = (
+        "adds decay to the gradient (l2)"
+        if inside
+        else "decays apart from the gradient (lr_coupled)"
+    )
     other = "torch.optim.AdamW" if inside else "torch.optim.Adam"
     yield f"{group.name}: {cls} {how}; the plan is for {decay} decay. Use {other}, or plan(…, optimizer={actual!r})"
 
@@ -129,14 +146,22 @@ def _how(actual: str) -> str:
 
 
 def _other_betas(groups: Sequence["_Group"], given: Sequence[float] | None) -> Iterator[str]:
-    held = [(group, [float(beta) for beta in group.options["betas"]]) for group in groups if "betas" in group.options]
+    held = [
+        (group, [float(beta) for beta in group.options["betas"]])
+        for group in groups
+        if "betas" in group.options
+    ]
     if not held:
         return
     common = sorted(betas for _, betas in held)[(len(held) - 1) // 2]
     expected = common if given is None else [float(beta) for beta in given]
     for group, betas in held:
         if betas != expected:
-            others = f"the others have {tuple(common)}" if given is None else f"{tuple(expected)} was given"
+            others = (
+                f"the others have {tuple(common)}"
+                if given is None
+                else f"{tuple(expected)} was given"
+            )
             yield f"{group.name}: betas are {tuple(betas)}, {others}"
 
 
@@ -157,11 +182,16 @@ def _check_weights(parameters: Mapping[str, PlannedParameter], weights: Weights)
     found = fingerprint.differences(parameters, weights.tensors, weights.std, weights.padding)
     if found:
         more = [f"  and {len(found) - 8} more"] if len(found) > 8 else []
-        by_role = " If you drew them with a std by role, give verify the same std." if weights.std is None else ""
+        by_role = (
+            " If you drew them with a std by role, give verify the same std."
+            if weights.std is None
+            else ""
+        )
         raise PlanMismatchError(
             "the weights are not drawn by the plan:\n"
             + "\n".join([*(f"  {line}" for line in found[:8]), *more])
-            + f"\nCall plan.initialize_(model, …) before training.{by_role} If you loaded them, pass drawn=False."
+            + f"\nCall plan.initialize_(model, …) before training.{by_role} If you loaded them, "
+            "pass drawn=False."
         )
 
 
@@ -181,9 +211,14 @@ class _Group:
         name = f"group {number} ({options.get('name', 'without a name')})"
         names = options.get("param_names")
         if tensors is not None:
-            names = [tensors.get(id(tensor), "a tensor that the model does not have") for tensor in options["params"]]
+            names = [
+                tensors.get(id(tensor), "a tensor that the model does not have")
+                for tensor in options["params"]
+            ]
         if names is None:
-            raise PlanMismatchError(f"{name} does not say which parameters it holds. Make it with plan.param_groups.")
+            raise PlanMismatchError(
+                f"{name} does not say which parameters it holds. Make it with plan.param_groups."
+            )
         unknown = [other for other in names if other not in parameters]
         if unknown:
             raise PlanMismatchError(f"{name} holds {unknown[0]}, which is not in the plan.")
@@ -202,13 +237,21 @@ class _Group:
         if field == "lr":
             return self.initial_lr
         value = float(self.options[field])
-        return value * self.initial_lr if field == "weight_decay" and decay == "independent" else value
+        return (
+            value * self.initial_lr if field == "weight_decay" and decay == "independent" else value
+        )
 
     def has(self, field: str) -> bool:
-        return bool(self.members) and (field != "eps" or not takes_no_eps(self.members[0])) and field in self.options
+        return (
+            bool(self.members)
+            and (field != "eps" or not takes_no_eps(self.members[0]))
+            and field in self.options
+        )
 
 
-def _deviations(field: str, groups: Sequence[_Group], given: PerRole | None, decay: Decay) -> Iterator[str]:
+def _deviations(
+    field: str, groups: Sequence[_Group], given: PerRole | None, decay: Decay
+) -> Iterator[str]:
     present = [group for group in groups if group.has(field)]
     implied = [g.actual(field, decay) / f for g in present if (f := getattr(g.members[0], field))]
     if not implied:
@@ -224,7 +267,10 @@ def _deviations(field: str, groups: Sequence[_Group], given: PerRole | None, dec
 
 
 def _off_schedule(groups: Sequence[_Group]) -> Iterator[str]:
-    at = [float(group.options["lr"]) / group.initial_lr if group.initial_lr else 0.0 for group in groups]
+    at = [
+        float(group.options["lr"]) / group.initial_lr if group.initial_lr else 0.0
+        for group in groups
+    ]
     common = statistics.median_low(at)
     for group, share in zip(groups, at, strict=True):
         if abs(share - common) > _TOLERANCE * max(abs(common), abs(share)):

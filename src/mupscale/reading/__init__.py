@@ -1,6 +1,14 @@
 """Reading: what each parameter of a model is."""
 
-from mupscale.reading.facts import BRANCH_OUTPUTS, NOT_DRAWN, ROLES, Block, ModelFacts, ParameterFact, Role
+from mupscale.reading.facts import (
+    BRANCH_OUTPUTS,
+    NOT_DRAWN,
+    ROLES,
+    Block,
+    ModelFacts,
+    ParameterFact,
+    Role,
+)
 from mupscale.reading.reader import read
 from mupscale.reading.running import run_once
 from mupscale.reading.saying import Inputs, Reading, TensorSpec

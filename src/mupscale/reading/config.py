@@ -1,4 +1,5 @@
-"""What a model's own config says: dimensions under their many names, and constants of the forward pass.
+"""What a model's own config says: dimensions under their many names, and constants of the forward
+pass.
 
 A constant that nobody here knows is refused: ignoring it would be a wrong plan that looks right.
 """
@@ -14,15 +15,36 @@ from torch import nn
 
 from mupscale.errors import UnknownNameError, UnreadableModelError
 
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_n_heads", "n_query_groups")
+HEADS = (
+    "num_attention_heads",
+    "n_head",
+    "n_heads",
+    "num_heads",
+    "attention_heads",
+    "decoder_attention_heads",
+)
+KV_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_kv_heads",
+    "n_kv_head",
+    "kv_n_heads",
+    "n_query_groups",
+)
 WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "model_dim", "embed_dim")
 HEAD_DIM = ("head_dim", "d_kv", "attention_head_dim")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
+_EXPERTS = (
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "num_routed_experts",
+)
 _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k", "top_k_experts")
 
-# Keys that look like multipliers and are none that a plan must know: rotary settings, losses, constants of routing
-# that do not depend on width, caps, shapes, and initialization that a plan replaces.
+# Keys that look like multipliers and are none that a plan must know: rotary settings, losses,
+# constants of routing that do not depend on width, caps, shapes, and initialization that a plan
+# replaces.
 _HARMLESS = re.compile(
     r"rope|rotary|loss|_coef|router|route|softcap|dropout|swiglu|limit|_multiple|multiple_of|scaling_type|"
     r"routed_scaling|init|num_multimodal|multimodal|scale_attn_weights|multi_query|multi_head|rescale_every|ffn_dim_mult|"
@@ -48,7 +70,9 @@ class ConfigFacts:
 
 
 def config_facts(model: nn.Module, ignore: Collection[str] = ()) -> ConfigFacts:
-    """What the model's `config` says, if it has one; `ignore` names constants that the user vouches for."""
+    """What the model's `config` says, if it has one; `ignore` names constants that the user vouches
+    for.
+    """
     config: Any = getattr(model, "config", None)
     if config is None:
         return ConfigFacts()
@@ -65,7 +89,9 @@ def config_facts(model: nn.Module, ignore: Collection[str] = ()) -> ConfigFacts:
     head_dim = _whole(values, HEAD_DIM) or (width // heads if width and heads else None)
     experts, active = _whole(values, _EXPERTS), _whole(values, _ACTIVE)
     experts = experts and experts + (_whole(values, ("zero_expert_num",)) or 0)
-    constants = _multipliers(model, config, {key: value for key, value in values.items() if key not in ignore})
+    constants = _multipliers(
+        model, config, {key: value for key, value in values.items() if key not in ignore}
+    )
     return ConfigFacts(width, heads, kv_heads, head_dim, experts, active, **constants)
 
 
@@ -83,7 +109,11 @@ def _whole(values: Mapping[str, Any], names: Sequence[str]) -> int | None:
 
 def _multipliers(model: nn.Module, config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """The known constants; an unknown one that is a number other than 0 and 1 is refused."""
-    suspects = {k: v for k, v in values.items() if _SUSPECT.search(k) and not _HARMLESS.search(k) and _matters(v)}
+    suspects = {
+        k: v
+        for k, v in values.items()
+        if _SUSPECT.search(k) and not _HARMLESS.search(k) and _matters(v)
+    }
     constants: dict[str, Any] = {"settings": {}}
     for key, value in suspects.items():
         if key in ("embedding_multiplier", "embedding_scale"):
@@ -103,8 +133,10 @@ def _multipliers(model: nn.Module, config: Any, values: Mapping[str, Any]) -> di
             constants["settings"][key] = float(value)
         else:
             raise UnreadableModelError(
-                f"{type(model).__name__}: the config sets {key}={value}, a constant of the forward pass, it seems, "
-                f"that is not known here. If it does not change with width or depth, pass ignore=[{key!r}]."
+                f"{type(model).__name__}: the config sets {key}={value}, a constant of the forward "
+                "pass, it seems, "
+                "that is not known here. If it does not change with width or depth, pass "
+                f"ignore=[{key!r}]."
             )
     if "dim_model_base" in values and getattr(config, "logits_scaling", None):
         constants["readout_multiplier"] = 1 / float(config.logits_scaling)
@@ -116,13 +148,17 @@ def _matters(value: object) -> bool:
 
 
 def _by_source(model: nn.Module, key: str, value: float) -> float:
-    """Whether the forward pass multiplies or divides by a constant: models disagree, so their code decides."""
+    """Whether the forward pass multiplies or divides by a constant: models disagree, so their code
+    decides.
+    """
     source = inspect.getsource(type(model))
     if re.search(rf"/ self\.config\.{key}\b", source):
         return 1 / value
     if re.search(rf"\* self\.config\.{key}\b", source):
         return value
     raise UnreadableModelError(
-        f"{type(model).__name__}: its config sets {key}={value}, and its forward pass does not show whether the logits "
-        f"are multiplied or divided by that. If it does not change with width, pass ignore=[{key!r}]."
+        f"{type(model).__name__}: its config sets {key}={value}, and its forward pass does not "
+        "show whether the logits "
+        "are multiplied or divided by that. If it does not change with width, pass "
+        f"ignore=[{key!r}]."
     )

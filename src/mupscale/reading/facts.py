@@ -29,7 +29,9 @@ Role = Literal[
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-BRANCH_OUTPUTS: frozenset[Role] = frozenset({"attention_output", "mlp_out", "expert_out", "branch_output"})
+BRANCH_OUTPUTS: frozenset[Role] = frozenset(
+    {"attention_output", "mlp_out", "expert_out", "branch_output"}
+)
 """Matrices that end a residual branch, and so carry its multiplier."""
 
 NOT_DRAWN: frozenset[Role] = frozenset({"gain", "bias", "frozen"})
@@ -53,7 +55,9 @@ class Block:
 
 @dataclass(frozen=True)
 class ParameterFact:
-    """What one parameter is. Names are those of the bare model: wrappers (DDP, torch.compile) are looked through."""
+    """What one parameter is. Names are those of the bare model: wrappers (DDP, torch.compile) are
+    looked through.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -78,13 +82,19 @@ class ParameterFact:
     unseen_constant: bool = False
     """Whether the forward pass multiplies it by a constant whose value could not be seen."""
     fixed: bool = False
-    """A vector whose length stays the same at any width: a gain that all heads share, the bias of the logits."""
+    """A vector whose length stays the same at any width: a gain that all heads share, the bias of
+    the logits.
+    """
     offset: float = 0.0
     """A gain that acts as 1 + weight has offset 1."""
     start: float | None = None
-    """What a gain or bias acts as at the start; None for what is drawn, or set by the model to a value of its own."""
+    """What a gain or bias acts as at the start; None for what is drawn, or set by the model to a
+    value of its own.
+    """
     normed_by: str | None = None
-    """The norm (its module) that takes a branch's output before it is added to the residual stream: a post-norm."""
+    """The norm (its module) that takes a branch's output before it is added to the residual stream:
+    a post-norm.
+    """
     tied: tuple[str, ...] = ()
     """Other names of the same tensor."""
     blocks: tuple[Block, ...] = ()
@@ -97,7 +107,9 @@ class ParameterFact:
     post_norm: bool = False
     """Whether it ends a branch on a stream that is normalized after each sum, as BERT's is."""
     template: str = ""
-    """The name with * for the index of the block: the same for the same parameter of a deeper model."""
+    """The name with * for the index of the block: the same for the same parameter of a deeper
+    model.
+    """
 
 
 @dataclass(frozen=True)
@@ -115,9 +127,13 @@ class ModelFacts:
     final_norm: str | None = None
     """The module of that norm, also where it has no gain."""
     readout_multiplier: float = 1.0
-    """The constant by which the model multiplies its logits; the only place where that of a tied readout is kept."""
+    """The constant by which the model multiplies its logits; the only place where that of a tied
+    readout is kept.
+    """
     not_followed: str | None = "not tried"
-    """Why no forward pass could be followed, so that everything rests on names; None where one was."""
+    """Why no forward pass could be followed, so that everything rests on names; None where one
+    was.
+    """
     readout_module: str | None = None
     """The module whose weight is the readout, also where that is the embedding's."""
     tied_table: str | None = None

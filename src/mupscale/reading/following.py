@@ -1,12 +1,14 @@
 """What each parameter does: one forward pass, followed operation by operation.
 
-Names are claims. So the model runs once on the meta device, with tensors that have shapes and no numbers, and every
-operation of torch is seen: which parameter is looked up, which multiplies, which is the gain of a norm and with which
-offset, which matrices end in the residual stream and with which constant, which rows of a fused matrix become
-queries, keys and values, and how often a layer is used. That costs no memory, so it is done at the model's real size.
+Names are claims. So the model runs once on the meta device, with tensors that have shapes and no
+numbers, and every operation of torch is seen: which parameter is looked up, which multiplies, which
+is the gain of a norm and with which offset, which matrices end in the residual stream and with
+which constant, which rows of a fused matrix become queries, keys and values, and how often a layer
+is used. That costs no memory, so it is done at the model's real size.
 
-Every tensor carries a `Tag`: the sum of which outputs it is (`sources`, each with its constant factor), what it
-depends on at all (`depends`, a set of bits), and what else is known of it. The model is not changed.
+Every tensor carries a `Tag`: the sum of which outputs it is (`sources`, each with its constant
+factor), what it depends on at all (`depends`, a set of bits), and what else is known of it. The
+model is not changed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mupscale.reading.facts import Role
 from mupscale.reading.rows import Rows, if_shaped, joined_rows, numbered, paired, unpaired, view_of
-from mupscale.reading.traces import UNKNOWN, UNSEEN, Attention, NormSeen, Part, Source, SourceKind, Trace, Use, UseKind
+from mupscale.reading.traces import (
+    UNKNOWN,
+    UNSEEN,
+    Attention,
+    NormSeen,
+    Part,
+    Source,
+    SourceKind,
+    Trace,
+    Use,
+    UseKind,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +47,9 @@ class Tag:
     through: frozenset[int] = frozenset()
     """Sources that reached it through a nonlinearity, entry by entry."""
     root: int = 0
-    """The same for a tensor and its copies and views, so that a norm's statistic finds what it is of."""
+    """The same for a tensor and its copies and views, so that a norm's statistic finds what it is
+    of.
+    """
     squared: int = 0
     """The root of which this is a power, entry by entry."""
     statistic: int = 0
@@ -51,7 +66,9 @@ class Tag:
     rows: Rows | None = None
     """For each entry, the row of the one source that it came from."""
     attention: tuple[str, Any, Any] | None = None
-    """("scores", queries, keys), ("weights", queries, keys) behind the softmax, or ("mixed", None, None)."""
+    """("scores", queries, keys), ("weights", queries, keys) behind the softmax, or ("mixed", None,
+    None).
+    """
     is_input: bool = False
 
 
@@ -63,23 +80,29 @@ def _words(text: str) -> frozenset[str]:
 
 
 _VIEWS = _words(
-    "view _unsafe_view reshape t transpose permute unsqueeze squeeze expand slice select split split_with_sizes unbind "
-    "chunk alias detach clone _to_copy contiguous narrow flatten unflatten movedim lift_fresh lift_fresh_copy repeat "
-    "as_strided _reshape_alias view_copy expand_copy squeeze_copy unsqueeze_copy permute_copy t_copy transpose_copy "
+    "view _unsafe_view reshape t transpose permute unsqueeze squeeze expand slice select split "
+    "split_with_sizes unbind "
+    "chunk alias detach clone _to_copy contiguous narrow flatten unflatten movedim lift_fresh "
+    "lift_fresh_copy repeat "
+    "as_strided _reshape_alias view_copy expand_copy squeeze_copy unsqueeze_copy permute_copy "
+    "t_copy transpose_copy "
     "slice_copy select_copy numpy_T mT dropout native_dropout repeat_interleave roll flip"
 )
 _COPIES = _words("alias detach clone _to_copy contiguous lift_fresh lift_fresh_copy dropout")
 _STATISTICS = _words("mean sum var var_mean std std_mean linalg_vector_norm norm amax amin prod")
 _NONLINEAR = _words(
-    "gelu silu relu relu6 leaky_relu sigmoid tanh exp expm1 log log_sigmoid logsigmoid softplus elu celu selu mish "
-    "hardswish hardsigmoid hardtanh threshold square abs log_softmax _log_softmax prelu glu erf sin cos"
+    "gelu silu relu relu6 leaky_relu sigmoid tanh exp expm1 log log_sigmoid logsigmoid softplus "
+    "elu celu selu mish "
+    "hardswish hardsigmoid hardtanh threshold square abs log_softmax _log_softmax prelu glu erf "
+    "sin cos"
 )
 _CHOOSING = _words("sigmoid topk sort argmax argsort max log_softmax _log_softmax")
 _SOFTMAX = _words("_softmax _safe_softmax softmax")
 _ATTENTION_KERNELS = _words(
     "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
     "_scaled_dot_product_efficient_attention _scaled_dot_product_fused_attention_overrideable "
-    "_scaled_dot_product_attention_math scaled_dot_product_attention _scaled_dot_product_cudnn_attention"
+    "_scaled_dot_product_attention_math scaled_dot_product_attention "
+    "_scaled_dot_product_cudnn_attention"
 )
 
 
@@ -133,7 +156,9 @@ class Following(TorchDispatchMode):
         self._set(tensor, Tag(is_input=tensor.is_floating_point(), root=self._root()))
 
     def finish(self, output: Any) -> None:
-        """The outputs: the logits where the model names them, otherwise the first tensor of real numbers."""
+        """The outputs: the logits where the model names them, otherwise the first tensor of real
+        numbers.
+        """
         tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
         named = getattr(output, "logits", None)
         first = named if isinstance(named, Tensor) else tensors[0] if tensors else None
@@ -149,14 +174,18 @@ class Following(TorchDispatchMode):
         in_place = name.endswith("_") and not name.endswith("__")
         name = name.rstrip("_") if in_place else name
         keywords: dict[str, Any] = kwargs or {}
-        if name == "_grouped_mm" and args[0].is_meta:  # takes bfloat16 only, and only its shape is wanted
+        if (
+            name == "_grouped_mm" and args[0].is_meta
+        ):  # takes bfloat16 only, and only its shape is wanted
             result = args[0].new_empty(args[0].shape[0], args[1].shape[-1])
         else:
             result = func(*args, **keywords)
         self._see(name, args, keywords, result)
         return result
 
-    def _see(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _see(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         if name in self.handlers:
             self.handlers[name](name, args, keywords, result)
         elif name in _VIEWS:
@@ -190,7 +219,14 @@ class Following(TorchDispatchMode):
 
     def _source(self, kind: SourceKind, parameter: str | None, given: Tag, **more: Any) -> Source:
         made = Source(
-            len(self.trace.sources), self._bit(), kind, parameter, self.path[-1], given.sources, given.depends, **more
+            len(self.trace.sources),
+            self._bit(),
+            kind,
+            parameter,
+            self.path[-1],
+            given.sources,
+            given.depends,
+            **more,
         )
         self.trace.sources.append(made)
         return made
@@ -201,18 +237,26 @@ class Following(TorchDispatchMode):
         return bit
 
     def _note_sum(self, tag: Tag) -> None:
-        if len(tag.sources) > 1 or any(self.trace.sources[one].kind == "table" for one in tag.sources):
+        if len(tag.sources) > 1 or any(
+            self.trace.sources[one].kind == "table" for one in tag.sources
+        ):
             self.trace.sums.append(tag.sources)
 
     # Operations that keep what is known
 
-    def _view(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _view(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         tag = self._tag(args[0])
         if tag is _NOTHING:
             self._moved_constant(args[0], result)
             return
         if not isinstance(result, tuple | list):
-            moved = tag.rows if name in _COPIES else tag.rows and tag.rows.then(view_of(name, args[1:], keywords))
+            moved = (
+                tag.rows
+                if name in _COPIES
+                else tag.rows and tag.rows.then(view_of(name, args[1:], keywords))
+            )
             self._set(result, replace(tag, rows=moved))
             return
         for k, one in enumerate(result):
@@ -220,8 +264,15 @@ class Following(TorchDispatchMode):
             self._set(one, replace(tag, rows=own))
 
     def _moved_constant(self, given: Any, result: Any) -> None:
-        """A number that is made on the CPU and moved (torch.tensor(…) in a forward pass) keeps its value."""
-        if isinstance(given, Tensor) and given.numel() == 1 and not given.is_meta and isinstance(result, Tensor):
+        """A number that is made on the CPU and moved (torch.tensor(…) in a forward pass) keeps its
+        value.
+        """
+        if (
+            isinstance(given, Tensor)
+            and given.numel() == 1
+            and not given.is_meta
+            and isinstance(result, Tensor)
+        ):
             self._set(result, Tag(constant=float(given), root=self._root()))
 
     def _as_complex(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
@@ -236,7 +287,9 @@ class Following(TorchDispatchMode):
         self._set(result, self._tag(args[1]))
         self._set(args[0], self._tag(args[1]))
 
-    def _joined(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _joined(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         tags = [self._tag(tensor) for tensor in args[0]]
         together = self._combined(tags)
         tables = [tag.parameter for tag in tags if tag.parameter]
@@ -244,7 +297,9 @@ class Following(TorchDispatchMode):
             together = replace(together, depends=together.depends | self._use(parameter, "joined"))
         several = [tag.rows for tag in tags if tag.rows is not None]
         dim = keywords.get("dim", args[1] if len(args) > 1 else 0)
-        joined = Rows(lambda: joined_rows(name, several, dim)) if len(several) == len(tags) else None
+        joined = (
+            Rows(lambda: joined_rows(name, several, dim)) if len(several) == len(tags) else None
+        )
         self._set(result, replace(together, rows=joined))
 
     def _combined(self, tags: Sequence[Tag]) -> Tag:
@@ -258,9 +313,19 @@ class Following(TorchDispatchMode):
             attention = attention or tag.attention
             rows = tag.rows if rows is None else rows
             is_input = is_input or tag.is_input
-        return Tag(depends, sources, through, self._root(), attention=attention, rows=rows, is_input=is_input)
+        return Tag(
+            depends,
+            sources,
+            through,
+            self._root(),
+            attention=attention,
+            rows=rows,
+            is_input=is_input,
+        )
 
-    def _elementwise(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _elementwise(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         """Whatever is not known: what goes in comes out, with factors that are not known."""
         given = [*tensors_in(args), *tensors_in(tuple(keywords.values()))]
         tags = [self._tag(tensor) for tensor in given]
@@ -270,7 +335,9 @@ class Following(TorchDispatchMode):
         combined = self._combined(tags)
         for tag in tags:
             if tag.parameter is not None:
-                combined = replace(combined, depends=combined.depends | self._use(tag.parameter, "other"))
+                combined = replace(
+                    combined, depends=combined.depends | self._use(tag.parameter, "other")
+                )
         masked = name in ("masked_fill", "where")
         if masked:  # a mask does not change what the entries are
             kept = [tag for tag in tags if tag.sources or tag.attention]
@@ -280,7 +347,9 @@ class Following(TorchDispatchMode):
 
     # Sums and products, entry by entry
 
-    def _add(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _add(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         left, right = self._tag(args[0]), self._tag(args[1])
         alpha = float(keywords.get("alpha", 1))
         signs = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-1.0, 1.0)}[name]
@@ -288,18 +357,28 @@ class Following(TorchDispatchMode):
         if left.parameter and numbers[1] is not None:
             self._set(
                 result,
-                replace(left, scale=left.scale * signs[0], offset=left.offset * signs[0] + signs[1] * numbers[1]),
+                replace(
+                    left,
+                    scale=left.scale * signs[0],
+                    offset=left.offset * signs[0] + signs[1] * numbers[1],
+                ),
             )
             return
         if right.parameter and numbers[0] is not None:
             self._set(
                 result,
-                replace(right, scale=right.scale * signs[1], offset=right.offset * signs[1] + signs[0] * numbers[0]),
+                replace(
+                    right,
+                    scale=right.scale * signs[1],
+                    offset=right.offset * signs[1] + signs[0] * numbers[0],
+                ),
             )
             return
         if numbers[1] is not None or numbers[0] is not None:
             kept = right if numbers[0] is not None else left
-            self._set(result, replace(kept, root=kept.root if kept.statistic else self._root(), norm=None))
+            self._set(
+                result, replace(kept, root=kept.root if kept.statistic else self._root(), norm=None)
+            )
             return
         if left.statistic and left.statistic == right.root and not left.parameter:
             self._set(result, right)
@@ -317,7 +396,8 @@ class Following(TorchDispatchMode):
     def _sum(self, left: Tag, right: Tag, signs: tuple[float, float], result: Tensor) -> Tag:
         sources = {number: factor * signs[0] for number, factor in left.sources.items()}
         for number, factor in right.sources.items():
-            # The same source twice (a rotation's two halves) is one that is no longer a constant times itself.
+            # The same source twice (a rotation's two halves) is one that is no longer a constant
+            # times itself.
             sources[number] = UNKNOWN if number in sources else factor * signs[1]
         for tag in (left, right):
             if tag.parameter:
@@ -357,9 +437,13 @@ class Following(TorchDispatchMode):
             self._set(result, replace(tag, constant=tag.constant * factor))
             return
         sources = {number: old * factor for number, old in tag.sources.items()}
-        self._set(result, replace(tag, sources=sources, root=tag.root if tag.statistic else self._root()))
+        self._set(
+            result, replace(tag, sources=sources, root=tag.root if tag.statistic else self._root())
+        )
 
-    def _multiply(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _multiply(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         left, right = self._tag(args[0]), self._tag(args[1])
         divides = name == "div"
         numbers = [_number(args[k], tag) for k, tag in enumerate((left, right))]
@@ -385,7 +469,9 @@ class Following(TorchDispatchMode):
             self._elementwise(name, args, keywords, result)
 
     def _by_parameter(self, tag: Tag, vector: Tensor, parameter: Tag, result: Tensor) -> None:
-        """A product x · parameter: the gain of the norm that x comes from, or a scale of another kind."""
+        """A product x · parameter: the gain of the norm that x comes from, or a scale of another
+        kind.
+        """
         assert parameter.parameter is not None
         name = parameter.parameter
         offset = parameter.offset / parameter.scale if parameter.scale else 0.0
@@ -394,12 +480,15 @@ class Following(TorchDispatchMode):
             seen = self.trace.norms[norm]
             seen.gain, seen.offset = name, offset
             bit = self._use(name, "gain", offset=offset)
-            # A constant between a norm and its gain belongs to the norm: x/‖x‖·√n is a norm by the root mean square.
+            # A constant between a norm and its gain belongs to the norm: x/‖x‖·√n is a norm by the
+            # root mean square.
             sources = dict.fromkeys(tag.sources, 1.0)
         else:
             bit = self._use(name, "scale", offset=offset, of=frozenset(tag.sources))
             sources = dict.fromkeys(tag.sources, UNKNOWN)
-        self._set(result, replace(tag, depends=tag.depends | bit, sources=sources, root=self._root()))
+        self._set(
+            result, replace(tag, depends=tag.depends | bit, sources=sources, root=self._root())
+        )
 
     # Norms
 
@@ -412,10 +501,14 @@ class Following(TorchDispatchMode):
             return
         bit = self._use(tag.parameter, "other") if tag.parameter else 0
         combined = self._combined([tag])
-        nonlinear = replace(combined, sources={}, through=tag.through | frozenset(tag.sources), squared=tag.root)
+        nonlinear = replace(
+            combined, sources={}, through=tag.through | frozenset(tag.sources), squared=tag.root
+        )
         self._set(result, replace(nonlinear, depends=tag.depends | bit))
 
-    def _statistic(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _statistic(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         tag = self._tag(args[0])
         if tag is _NOTHING:
             return
@@ -425,7 +518,9 @@ class Following(TorchDispatchMode):
         for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
             self._set(one, replace(combined, rows=None, statistic=root))
 
-    def _of_statistic(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _of_statistic(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         tag = self._tag(args[0])
         if tag.statistic:
             self._set(result, tag)
@@ -458,15 +553,21 @@ class Following(TorchDispatchMode):
         if isinstance(bias, Tensor) and self._tag(bias).parameter:
             self._set(result, self._with_parameter(self._tag(result), self._tag(bias)))
 
-    def _fused_norm(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _fused_norm(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         gain = args[2] if len(args) > 2 else keywords.get("weight")
         bias = args[3] if len(args) > 3 and name == "native_layer_norm" else None
         self._with_gain(args[0], result[0], gain, bias)
 
-    def _group_norm(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _group_norm(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         self._with_gain(args[0], result[0], args[1], args[2])
 
-    def _batch_norm(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _batch_norm(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         self._with_gain(args[0], result[0], args[1], args[2])
 
     # Matrices and tables
@@ -481,8 +582,11 @@ class Following(TorchDispatchMode):
         depends = bit | self._tag(args[1]).depends
         self._set(result, Tag(depends, {source.number: parameter.scale}, root=self._root()))
 
-    def _index(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
-        """table[tokens] looks up as nn.Embedding does, and so does index_select. Other indexing is not followed.
+    def _index(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
+        """table[tokens] looks up as nn.Embedding does, and so does index_select. Other indexing is
+        not followed.
 
         An index that depends on a parameter is a choice that the model makes, of experts, say.
         """
@@ -491,19 +595,25 @@ class Following(TorchDispatchMode):
             rows = rows[0] if len(rows) == 1 else None
         elif args[1] not in (0, -table.ndim):
             rows = None
-        whole = isinstance(rows, Tensor) and not rows.is_floating_point() and rows.dtype != torch.bool
+        whole = (
+            isinstance(rows, Tensor) and not rows.is_floating_point() and rows.dtype != torch.bool
+        )
         chosen = whole and bool(self._tag(rows).depends)
         if whole and not chosen and table.ndim == 2 and self._tag(table).parameter is not None:
             self._embedding(name, (table, rows), keywords, result)
         else:
             self._elementwise(name, args, keywords, result)
 
-    def _linear(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _linear(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         self._multiplied(args[0], args[1].mT, result, name)
         if len(args) > 2 and args[2] is not None:
             self._bias(args[2], result)
 
-    def _biased_product(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _biased_product(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         bias, left, right = args[:3]
         alpha = float(keywords.get("alpha", 1))
         self._multiplied(left, right, result, name)
@@ -521,7 +631,9 @@ class Following(TorchDispatchMode):
             summed = self._sum(own, tag, (1.0, 1.0), result)
             self._set(result, replace(summed, attention=own.attention, rows=own.rows))
 
-    def _product(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _product(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         self._multiplied(args[0], args[1], result, name)
 
     def _multiplied(self, left: Tensor, right: Tensor, result: Tensor, name: str) -> None:
@@ -538,8 +650,12 @@ class Following(TorchDispatchMode):
         else:
             self._between(left, right, result)
 
-    def _matrix(self, given: Tag, parameter: Tag, matrix: Tensor, result: Tensor, outputs: int) -> None:
-        """A product x · W, or W · x: `outputs` is the axis of the result that holds what comes out of W."""
+    def _matrix(
+        self, given: Tag, parameter: Tag, matrix: Tensor, result: Tensor, outputs: int
+    ) -> None:
+        """A product x · W, or W · x: `outputs` is the axis of the result that holds what comes out
+        of W.
+        """
         assert parameter.parameter is not None
         self._note_sum(given)
         count = matrix.shape[outputs]
@@ -556,32 +672,47 @@ class Following(TorchDispatchMode):
         bit = self._use(parameter.parameter, "product", source=source.number, out_axis=axis)
         bit |= source.bit
         rows = Rows(lambda: numbered(start or 0, count, outputs, result.shape))
-        self._set(result, Tag(given.depends | bit, {source.number: parameter.scale}, root=self._root(), rows=rows))
+        self._set(
+            result,
+            Tag(
+                given.depends | bit, {source.number: parameter.scale}, root=self._root(), rows=rows
+            ),
+        )
 
     def _is_from_input(self, given: Tag) -> bool:
         """Whether only norms stand between the model's own input and this."""
-        return given.is_input and all(self.trace.sources[number].kind == "norm" for number in given.sources)
+        return given.is_input and all(
+            self.trace.sources[number].kind == "norm" for number in given.sources
+        )
 
     def _first_row(self, matrix: Tensor, outputs: int) -> int | None:
         """Where a part of a parameter begins along its outputs, where only a part is used."""
         stride = matrix.stride()[outputs]
         return matrix.storage_offset() // stride if stride and matrix.storage_offset() else None
 
-    def _convolution(self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _convolution(
+        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         given, parameter, bias = self._tag(args[0]), self._tag(args[1]), args[2]
         if parameter.parameter is None:
             self._elementwise(name, args, keywords, result)
             return
         self._note_sum(given)
         source = self._source(
-            "matrix", parameter.parameter, given, from_input=self._is_from_input(given), through=given.through
+            "matrix",
+            parameter.parameter,
+            given,
+            from_input=self._is_from_input(given),
+            through=given.through,
         )
         bit = self._use(
             parameter.parameter, "convolution", source=source.number, out_axis=1 if args[6] else 0,
             groups=int(args[8]) if len(args) > 8 else 1,
         )  # fmt: skip
         bit |= source.bit
-        self._set(result, Tag(given.depends | bit, {source.number: parameter.scale}, root=self._root()))
+        self._set(
+            result, Tag(given.depends | bit, {source.number: parameter.scale}, root=self._root())
+        )
         if bias is not None:
             self._bias(bias, result)
 
@@ -594,19 +725,28 @@ class Following(TorchDispatchMode):
         if a.attention is not None and a.attention[0] == "weights":
             self._attended(a.attention, _part(b, right))
             combined = replace(
-                combined, attention=("mixed", None, None), sources=dict.fromkeys(b.sources, UNKNOWN), through=b.through
+                combined,
+                attention=("mixed", None, None),
+                sources=dict.fromkeys(b.sources, UNKNOWN),
+                through=b.through,
             )
         else:
-            combined = replace(combined, attention=("scores", _part(a, left), _part(b, right)), sources={})
+            combined = replace(
+                combined, attention=("scores", _part(a, left), _part(b, right)), sources={}
+            )
         self._set(result, combined)
 
-    def _attended(self, weights: tuple[str, Any, Any], values: Part, shared_inside: int = 1) -> None:
+    def _attended(
+        self, weights: tuple[str, Any, Any], values: Part, shared_inside: int = 1
+    ) -> None:
         parts: dict[Role, Part] = {"query": weights[1], "key": weights[2], "value": values}
         self.trace.attentions.append(Attention(self.path[-1], parts, shared_inside))
 
     def _softmax(self, args: Sequence[Any], result: Any) -> None:
         tag = self._tag(args[0])
-        scores = tag.attention if tag.attention is not None and tag.attention[0] == "scores" else None
+        scores = (
+            tag.attention if tag.attention is not None and tag.attention[0] == "scores" else None
+        )
         self._nonlinear(args, result, chooses=scores is None)
         if scores is not None:
             dim = args[1] if len(args) > 1 else -1
@@ -614,12 +754,16 @@ class Following(TorchDispatchMode):
             ends = scores[1:] if first else scores[:0:-1]
             self._set(result, replace(self._tag(result), attention=("weights", *ends)))
 
-    def _attention_kernel(self, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
+    def _attention_kernel(
+        self, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
+    ) -> None:
         query, key, value = (self._tag(tensor) for tensor in args[:3])
         q, k, v = (_part(self._tag(tensor), tensor) for tensor in args[:3])
         heads, kv_heads = (tensor.shape[-3] if tensor.ndim > 2 else 1 for tensor in args[:2])
         self._attended(("weights", q, k), v, max(1, heads // kv_heads))
-        mixed = replace(self._combined([query, key, value]), rows=None, attention=("mixed", None, None))
+        mixed = replace(
+            self._combined([query, key, value]), rows=None, attention=("mixed", None, None)
+        )
         for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
             self._set(one, replace(mixed, sources=dict.fromkeys(value.sources, UNKNOWN)))
 
@@ -657,7 +801,9 @@ def _part(tag: Tag, tensor: Tensor) -> Part:
 
 
 def _number(value: Any, tag: Tag) -> float | None:
-    """The value of a constant: a number of Python, or a tensor of one entry that holds no parameter."""
+    """The value of a constant: a number of Python, or a tensor of one entry that holds no
+    parameter.
+    """
     if isinstance(value, bool | int | float):
         return float(value)
     if tag.constant is not None:

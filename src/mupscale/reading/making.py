@@ -1,7 +1,7 @@
 """How a model made its tensors: drawn at random, set to a constant, or frozen.
 
-A plan draws again only what the model drew. Zeros of a projection that is to start silent, sinusoids of positions and
-pretrained weights under an adapter stay as they are.
+A plan draws again only what the model drew. Zeros of a projection that is to start silent,
+sinusoids of positions and pretrained weights under an adapter stay as they are.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,9 @@ _SAMPLE = 4096
 _SENSIBLE = 1e4
 """Larger numbers, and NaN, are what memory happened to hold."""
 _FEW = 3
-"""Values of an identity matrix, a mask or a one-hot table; random numbers of this many entries have more."""
+"""Values of an identity matrix, a mask or a one-hot table; random numbers of this many entries have
+more.
+"""
 
 
 def made(entry: Entry) -> Made:
@@ -58,21 +60,35 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def has_numbers(found: Sequence[Entry]) -> bool:
-    """Whether the model has numbers of its own: not on the meta device, nor in memory that was only set aside."""
-    matrices = [entry.tensor for entry in found if len(entry.shape) > 1 and entry.kind in ("linear", "embedding")]
-    plain = [tensor for tensor in matrices if not tensor.is_meta and not isinstance(tensor, DTensor)]
+    """Whether the model has numbers of its own: not on the meta device, nor in memory that was only
+    set aside.
+    """
+    matrices = [
+        entry.tensor
+        for entry in found
+        if len(entry.shape) > 1 and entry.kind in ("linear", "embedding")
+    ]
+    plain = [
+        tensor for tensor in matrices if not tensor.is_meta and not isinstance(tensor, DTensor)
+    ]
     if len(plain) < len(matrices):
         return False
     samples = [_sample(tensor) for tensor in plain]
     sensible = all(bool((sample.abs() < _SENSIBLE).all()) for sample in samples)
-    return sensible and (not samples or any(bool((sample != sample[0]).any()) for sample in samples))
+    return sensible and (
+        not samples or any(bool((sample != sample[0]).any()) for sample in samples)
+    )
 
 
-def start_of(entry: Entry, role: Role, offset: float, *, of_norm: bool, numbers: bool) -> float | None:
-    """What a parameter acts as at the start, if that is one number; None for what is drawn or left as it is.
+def start_of(
+    entry: Entry, role: Role, offset: float, *, of_norm: bool, numbers: bool
+) -> float | None:
+    """What a parameter acts as at the start, if that is one number; None for what is drawn or left
+    as it is.
 
-    It is the constant that the model set it to. Where numbers vary or are not known: 1 for the gain of a norm, and 0
-    for the bias of a linear layer, which torch draws from ±1/√fan_in, a range that shrinks with the width.
+    It is the constant that the model set it to. Where numbers vary or are not known: 1 for the gain
+    of a norm, and 0 for the bias of a linear layer, which torch draws from ±1/√fan_in, a range that
+    shrinks with the width.
     """
     value = constant(entry.tensor) if numbers else None
     if value is not None:

@@ -79,7 +79,9 @@ class Measured:
 
     @cached_property
     def ends(self) -> Mapping[str, End]:
-        """The matrices that end a residual branch: what comes out of them is added to what they depend on."""
+        """The matrices that end a residual branch: what comes out of them is added to what they
+        depend on.
+        """
         found: dict[str, End] = {}
         sources = self.trace.sources
         normed = self._normed_streams
@@ -104,7 +106,9 @@ class Measured:
         return found
 
     def _is_stream(self, total: Mapping[int, float]) -> bool:
-        """Whether a sum holds something beside what it was made of: a branch's output beside its input."""
+        """Whether a sum holds something beside what it was made of: a branch's output beside its
+        input.
+        """
         several = [self.trace.sources[number] for number in total]
         bits = 0
         for source in several:
@@ -113,7 +117,9 @@ class Measured:
 
     @cached_property
     def _normed_streams(self) -> frozenset[int]:
-        """Sources in a sum that is normalized as a whole, where the norm's output is the stream from then on."""
+        """Sources in a sum that is normalized as a whole, where the norm's output is the stream
+        from then on.
+        """
         begins = {number for total in self.trace.sums for number in total}
         return frozenset(
             number
@@ -135,10 +141,15 @@ class Measured:
         return bool(self.ends)
 
     def factor(self, name: str) -> float | None:
-        """The constant by which the forward pass multiplies what comes out of a table or matrix; None if not seen."""
+        """The constant by which the forward pass multiplies what comes out of a table or matrix;
+        None if not seen.
+        """
         numbers = {source.number for source in self._sources_of(name)}
         found = [
-            total[number] for total in (*self.trace.sums, self.trace.outputs) for number in numbers if number in total
+            total[number]
+            for total in (*self.trace.sums, self.trace.outputs)
+            for number in numbers
+            if number in total
         ]
         known = [factor for factor in found if math.isfinite(factor)]
         return known[-1] if known else (math.nan if found else None)
@@ -149,7 +160,11 @@ class Measured:
         found: dict[str, float] = {}
         for number, factor in self.trace.outputs.items():
             source = self.trace.sources[number]
-            if source.kind == "matrix" and source.parameter is not None and source.parameter not in self.ends:
+            if (
+                source.kind == "matrix"
+                and source.parameter is not None
+                and source.parameter not in self.ends
+            ):
                 found[source.parameter] = factor * _before(source)
         return found
 
@@ -170,7 +185,9 @@ class Measured:
     def attention_roles(self) -> Mapping[str, frozenset[Role]]:
         """For each matrix that feeds an attention, whether by queries, keys or values."""
         return {
-            name: frozenset(role for attention in several for role, names in attention.items() if name in names)
+            name: frozenset(
+                role for attention in several for role, names in attention.items() if name in names
+            )
             for name, several in self._attentions_by_name.items()
         }
 
@@ -197,7 +214,11 @@ class Measured:
             source = self.trace.sources[number]
             inside = source.inputs if source.kind == "norm" else {number: 1.0}
             several = [self.trace.sources[one] for one in inside]
-            names += [one.parameter for one in several if one.kind == "matrix" and one.parameter is not None]
+            names += [
+                one.parameter
+                for one in several
+                if one.kind == "matrix" and one.parameter is not None
+            ]
         return names
 
     @cached_property
@@ -210,7 +231,9 @@ class Measured:
         return found
 
     def repetitions(self, name: str) -> int | None:
-        """How many query heads share what a matrix gives as keys or values: how often its rows enter the attention."""
+        """How many query heads share what a matrix gives as keys or values: how often its rows
+        enter the attention.
+        """
         attention = self._places.get(name)
         if attention is None or not self.attention_roles[name] & {"key", "value"}:
             return None
@@ -228,10 +251,16 @@ class Measured:
         if len(matrices) != 1 or len(self.attention_roles[matrices[0]]) > 1:
             return _count(part.rows)  # a fused matrix: only some of its rows are here
         outputs = self._sources_of(matrices[0])[0].outputs
-        return part.entries // outputs if outputs and part.entries % outputs == 0 else _count(part.rows)
+        return (
+            part.entries // outputs
+            if outputs and part.entries % outputs == 0
+            else _count(part.rows)
+        )
 
     def blocks(self, name: str) -> tuple[Block, ...] | None:
-        """The rows of queries, keys and values in a fused matrix; None where they were lost on the way."""
+        """The rows of queries, keys and values in a fused matrix; None where they were lost on the
+        way.
+        """
         attention = self._places.get(name)
         if attention is None or self.attention_roles[name] != FUSED:
             return None
@@ -269,7 +298,9 @@ class Measured:
 
     def begins_stream(self, name: str) -> bool:
         """Whether its output is where a residual stream begins: a projection of the embedding."""
-        return name not in self.ends and any(source.number in self._summed for source in self._sources_of(name))
+        return name not in self.ends and any(
+            source.number in self._summed for source in self._sources_of(name)
+        )
 
     @cached_property
     def _summed(self) -> frozenset[int]:

@@ -1,4 +1,6 @@
-"""`read`: from a module to one fact for each of its parameters, or an error that names those it does not know."""
+"""`read`: from a module to one fact for each of its parameters, or an error that names those it
+does not know.
+"""
 
 import fnmatch
 import math
@@ -25,7 +27,9 @@ from mupscale.reading.structure import Entry, bare, entries
 from mupscale.reading.traces import TraceFailed
 from mupscale.reading.vocabulary import matrix_role, outer_matrix_role
 
-_POSITION = re.compile(r"pos(?:ition|itional)?s?(?:$|[._]?emb|[._])|wpe|embed_positions", re.IGNORECASE)
+_POSITION = re.compile(
+    r"pos(?:ition|itional)?s?(?:$|[._]?emb|[._])|wpe|embed_positions", re.IGNORECASE
+)
 _VECTORS = re.compile(r"bias$|sinks?$")
 
 
@@ -38,24 +42,32 @@ def read(
     inputs: Inputs | None = None,
     like: ModelFacts | None = None,
 ) -> ModelFacts:
-    """What each parameter of a model is. `roles` settles what is unclear: {"*.mixer.in_proj.weight": "hidden"}.
+    """What each parameter of a model is. `roles` settles what is unclear:
+    {"*.mixer.in_proj.weight": "hidden"}.
 
-    Names give the first guess. One forward pass on the meta device, followed operation by operation, confirms it, fills
-    in what names do not say, or contradicts it, which is an error that shows both.
+    Names give the first guess. One forward pass on the meta device, followed operation by
+    operation, confirms it, fills in what names do not say, or contradicts it, which is an error
+    that shows both.
 
-    `ignore` names keys of the config that look like multipliers and do not change with width or depth. `inputs` are
-    arguments of the forward pass, for a model that is not called with tokens alone. `reading` holds the three as one
-    value. `like` is what was read of the same model at another size: it stands in where this one cannot be followed.
-    Works on the meta device and through DistributedDataParallel, torch.compile and FSDP2.
+    `ignore` names keys of the config that look like multipliers and do not change with width or
+    depth. `inputs` are arguments of the forward pass, for a model that is not called with tokens
+    alone. `reading` holds the three as one value. `like` is what was read of the same model at
+    another size: it stands in where this one cannot be followed. Works on the meta device and
+    through DistributedDataParallel, torch.compile and FSDP2.
     """
     reading = (reading or Reading()) | Reading(roles or {}, tuple(ignore), inputs)
     model = bare(model)
     found = list(entries(model))
-    output = cast(Any, model).get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    output = (
+        cast(Any, model).get_output_embeddings()
+        if hasattr(model, "get_output_embeddings")
+        else None
+    )
     seen = follow(model, reading)
     if isinstance(seen, TraceFailed) and reading.inputs is not None:
         raise UnreadableModelError(
-            f"{type(model).__name__} does not run with the inputs given: {seen.error}. Leave them out, or give the "
+            f"{type(model).__name__} does not run with the inputs given: {seen.error}. Leave them "
+            "out, or give the "
             "arguments of its forward pass: a tuple, or a mapping by name."
         )
     failed = seen.error if isinstance(seen, TraceFailed) else None
@@ -64,21 +76,30 @@ def read(
     others = like.parameters.values() if like is not None and like.followed else ()
     known: dict[str, Role] = {fact.template: fact.role for fact in others}
     chosen = _chosen(found, reading.roles)
-    return _Reader(type(model).__name__, found, config, chosen, output, measured, failed, known).facts()
+    return _Reader(
+        type(model).__name__, found, config, chosen, output, measured, failed, known
+    ).facts()
 
 
 def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, str]:
-    """The user's roles by parameter; a pattern that matches nothing, or two that match one parameter, raise."""
+    """The user's roles by parameter; a pattern that matches nothing, or two that match one
+    parameter, raise.
+    """
     chosen: dict[str, tuple[str, str]] = {}
     for pattern, role in roles.items():
         names = [entry.name for entry in found if fnmatch.fnmatchcase(entry.name, pattern)]
         if not names:
             near = ", ".join(sorted({entry.template for entry in found})[:3])
-            raise OptionError(f"roles: the pattern {pattern!r} matches no parameter. Names look like {near}.")
+            raise OptionError(
+                f"roles: the pattern {pattern!r} matches no parameter. Names look like {near}."
+            )
         for name in names:
             if name in chosen:
                 other = chosen[name][0]
-                raise OptionError(f"roles: both {other!r} and {pattern!r} match {name}. Make one of them narrower.")
+                raise OptionError(
+                    f"roles: both {other!r} and {pattern!r} match {name}. Make one of them "
+                    "narrower."
+                )
             chosen[name] = (pattern, role)
     return {name: role for name, (_, role) in chosen.items()}
 
@@ -103,16 +124,24 @@ class _Reader:
         self.tokens = self._token_embedding()
         self.vocabulary = None if self.tokens is None else self.fans.of(self.tokens, "embedding")[1]
         self.width = self.fans.width = self._width()
-        self.linears = [e for e in self.found if e.stack is None and e.kind == "linear" and e.leaf == "weight"]
+        self.linears = [
+            e for e in self.found if e.stack is None and e.kind == "linear" and e.leaf == "weight"
+        ]
         self.has_numbers = has_numbers(self.found)
         verdicts = {entry.name: self._verdict(entry) for entry in self.found}
         refusing.refuse(self.model, self.found, verdicts, self.seen)
-        self.roles: dict[str, Role] = {name: verdict.role for name, verdict in verdicts.items() if verdict.role}
+        self.roles: dict[str, Role] = {
+            name: verdict.role for name, verdict in verdicts.items() if verdict.role
+        }
         self.depths = self._depths()
-        self.matrices = {entry.path: self.roles[entry.name] for entry in self.found if len(entry.shape) > 1}
+        self.matrices = {
+            entry.path: self.roles[entry.name] for entry in self.found if len(entry.shape) > 1
+        }
         blocks = [entry for entry in self.found if entry.stack is not None]
         self.sizes = {size for entry in blocks if len(entry.shape) > 1 for size in entry.shape[-2:]}
-        facts = {entry.name: self._fact(entry, verdicts[entry.name].evidence) for entry in self.found}
+        facts = {
+            entry.name: self._fact(entry, verdicts[entry.name].evidence) for entry in self.found
+        }
         facts = Sharing(self.config, self.measured, self.failed, self.found).with_repetitions(facts)
         tied = self._tied(facts)
         self._check(facts, tied=tied)
@@ -130,42 +159,65 @@ class _Reader:
     # The skeleton
 
     def _token_embedding(self) -> Entry | None:
-        tables = [e for e in self.found if e.kind == "embedding" and e.stack is None and not _POSITION.search(e.name)]
+        tables = [
+            e
+            for e in self.found
+            if e.kind == "embedding" and e.stack is None and not _POSITION.search(e.name)
+        ]
         if self.measured is not None:
-            looked_up = [e for e in self.found if self.measured.looked_up(e.name) and len(e.shape) == 2]
-            used = [e for e in looked_up if self.measured.factor(e.name) is not None and not _POSITION.search(e.name)]
+            looked_up = [
+                e for e in self.found if self.measured.looked_up(e.name) and len(e.shape) == 2
+            ]
+            used = [
+                e
+                for e in looked_up
+                if self.measured.factor(e.name) is not None and not _POSITION.search(e.name)
+            ]
             tables = [e for e in tables if e in used] or used or tables
-        tables = [e for e in self.found if self.chosen.get(e.name, "").removesuffix("!") == "embedding"] or tables
+        tables = [
+            e for e in self.found if self.chosen.get(e.name, "").removesuffix("!") == "embedding"
+        ] or tables
         if tables:
             return max(tables, key=lambda entry: entry.shape[0])
         if self.measured is None:
             raise UnreadableModelError(
-                f"{self.model} has no token embedding (nn.Embedding outside of the blocks), and its forward pass could "
-                f'not be followed ({self.failed}). Name it: roles={{"…": "embedding"}}, or give inputs={{…}}.'
+                f"{self.model} has no token embedding (nn.Embedding outside of the blocks), and "
+                "its forward pass could "
+                f'not be followed ({self.failed}). Name it: roles={{"…": "embedding"}}, or give '
+                f"inputs={{…}}."
             )
         return None
 
     def _width(self) -> int:
-        """The width of the residual stream: what the config says, or the size of what is added to it."""
+        """The width of the residual stream: what the config says, or the size of what is added to
+        it.
+        """
         if self.config.width:
             return self.config.width
         if self.tokens is not None:
             return self.fans.of(self.tokens, "embedding")[0]
         assert self.measured is not None
-        sizes = Counter(self.fans.of(e, "hidden")[0] for e in self.found if e.name in self.measured.ends)
+        sizes = Counter(
+            self.fans.of(e, "hidden")[0] for e in self.found if e.name in self.measured.ends
+        )
         if sizes:
             return sizes.most_common(1)[0][0]
         readouts = [e for e in self.found if e.name in self.measured.readouts]
         if readouts:
             return self.fans.of(readouts[-1], "readout")[1]
         raise UnreadableModelError(
-            f"{self.model} has no embedding, no residual stream and no readout that a forward pass shows, so its width "
+            f"{self.model} has no embedding, no residual stream and no readout that a forward pass "
+            "shows, so its width "
             'is not known. Name the embedding or the readout: roles={"…": "readout"}.'
         )
 
     def _depths(self) -> dict[str, int]:
-        """The number of blocks of each stack. Blocks that share their weights count as often as they are used."""
-        blocks = {(e.stack, e.block) for e in self.found if e.stack is not None and len(e.shape) > 1}
+        """The number of blocks of each stack. Blocks that share their weights count as often as
+        they are used.
+        """
+        blocks = {
+            (e.stack, e.block) for e in self.found if e.stack is not None and len(e.shape) > 1
+        }
         depths = Counter(stack for stack, _ in blocks)
         return {stack: count * self._times(stack) for stack, count in depths.items()}
 
@@ -174,8 +226,14 @@ class _Reader:
         measured = self.measured
         if measured is None:
             return 1
-        plain = [e for e in self.found if e.stack == stack and self.roles.get(e.name) in BRANCH_OUTPUTS]
-        counts = [measured.times(e.name) for e in plain if self.roles[e.name] != "expert_out" and len(e.shape) == 2]
+        plain = [
+            e for e in self.found if e.stack == stack and self.roles.get(e.name) in BRANCH_OUTPUTS
+        ]
+        counts = [
+            measured.times(e.name)
+            for e in plain
+            if self.roles[e.name] != "expert_out" and len(e.shape) == 2
+        ]
         counts = [count for count in counts if count]
         return min(counts) if counts else 1
 
@@ -183,7 +241,9 @@ class _Reader:
         """The gain and the module of the norm before the readout."""
         if self.measured is None:
             gains = [
-                e for e in self.found if e.stack is None and self.roles[e.name] == "gain" and e.shape == (self.width,)
+                e
+                for e in self.found
+                if e.stack is None and self.roles[e.name] == "gain" and e.shape == (self.width,)
             ]
             return (gains[-1].name, gains[-1].name.rpartition(".")[0]) if gains else (None, None)
         norm = self.measured.final_norm
@@ -193,11 +253,15 @@ class _Reader:
         return gain, gain.rpartition(".")[0] if gain else norm.module
 
     def _tied(self, facts: Mapping[str, ParameterFact]) -> bool:
-        """Whether the embedding is the readout too: the same tensor, or the same parameter used twice."""
+        """Whether the embedding is the readout too: the same tensor, or the same parameter used
+        twice.
+        """
         if self.tokens is None:
             return False
         by_use = self.measured is not None and self.tokens.name in self.measured.readouts
-        return by_use or (bool(self.tokens.tied) and not any(fact.role == "readout" for fact in facts.values()))
+        return by_use or (
+            bool(self.tokens.tied) and not any(fact.role == "readout" for fact in facts.values())
+        )
 
     def _readout_module(self, facts: Mapping[str, ParameterFact]) -> str | None:
         names = [fact.name for fact in facts.values() if fact.role == "readout"]
@@ -214,7 +278,11 @@ class _Reader:
     def _named(self, entry: Entry) -> Role | None:
         """The role that a name claims, if the shape can be that."""
         looked_up = self.measured is not None and self.measured.looked_up(entry.name)
-        if len(entry.shape) <= 1 or (entry.leaf.endswith("bias") and not looked_up) or entry.kind == "norm":
+        if (
+            len(entry.shape) <= 1
+            or (entry.leaf.endswith("bias") and not looked_up)
+            or entry.kind == "norm"
+        ):
             return self._vector_role(entry)
         if entry.stack is None:
             return self._outer_role(entry)
@@ -229,16 +297,24 @@ class _Reader:
             return "bias" if entry.leaf == "bias" else "gain"
         if entry.shape in ((), (1,)) and entry.leaf != "bias":
             return "gain"  # a scalar that the model sets to a constant
-        if entry.leaf == "bias" or (entry.kind == "other" and _VECTORS.search(entry.leaf) and "dt_" not in entry.leaf):
+        if entry.leaf == "bias" or (
+            entry.kind == "other" and _VECTORS.search(entry.leaf) and "dt_" not in entry.leaf
+        ):
             return "bias"
         return None
 
     def _outer_role(self, entry: Entry) -> Role | None:
         if entry.kind == "embedding":
-            return "position" if _POSITION.search(entry.name) and entry is not self.tokens else "embedding"
+            return (
+                "position"
+                if _POSITION.search(entry.name) and entry is not self.tokens
+                else "embedding"
+            )
         if entry.kind == "linear" and entry.leaf == "weight":
             n_out = entry.shape[1] if entry.transposed else entry.shape[0]
-            claims = entry.owner is self.output or (n_out == self.vocabulary and entry is self.linears[-1])
+            claims = entry.owner is self.output or (
+                n_out == self.vocabulary and entry is self.linears[-1]
+            )
             if claims and not self._shown_otherwise(entry):
                 return "readout"
             path = entry.inside
@@ -246,9 +322,16 @@ class _Reader:
         return None
 
     def _shown_otherwise(self, entry: Entry) -> bool:
-        """Whether a forward pass shows other readouts than this: a width may be equal to the vocabulary by chance."""
+        """Whether a forward pass shows other readouts than this: a width may be equal to the
+        vocabulary by chance.
+        """
         seen = self.measured
-        return seen is not None and seen.seen(entry.name) and bool(seen.readouts) and entry.name not in seen.readouts
+        return (
+            seen is not None
+            and seen.seen(entry.name)
+            and bool(seen.readouts)
+            and entry.name not in seen.readouts
+        )
 
     def _fits(self, entry: Entry, role: Role) -> bool:
         """Whether a shape can be what the name claims; a claim that fails is no role at all."""
@@ -284,7 +367,9 @@ class _Reader:
             depth=None if entry.stack is None else self.depths.get(entry.stack),
             output=self._ends_branch(entry, role),
             inner=config.heads * config.head_dim if config.heads and config.head_dim else None,
-            active=(config.active_experts or 1) / config.experts if expert and config.experts else 1.0,
+            active=(config.active_experts or 1) / config.experts
+            if expert and config.experts
+            else 1.0,
             forward_multiplier=self._forward_multiplier(entry, role),
             unseen_constant=self._is_unseen(entry, role),
             fixed=role in ("gain", "bias") and self._is_fixed(entry),
@@ -303,11 +388,19 @@ class _Reader:
         """The end of a branch that a matrix is, or that a bias belongs to."""
         if self.measured is None:
             return None
-        names = [entry.name, *self.measured.bias_of(entry.name)] if len(entry.shape) <= 1 else [entry.name]
-        return next((self.measured.ends[name] for name in names if name in self.measured.ends), None)
+        names = (
+            [entry.name, *self.measured.bias_of(entry.name)]
+            if len(entry.shape) <= 1
+            else [entry.name]
+        )
+        return next(
+            (self.measured.ends[name] for name in names if name in self.measured.ends), None
+        )
 
     def _normed_by(self, end: End | None) -> str | None:
-        """The module of the norm that takes a branch's output: where its gain is, or where it runs."""
+        """The module of the norm that takes a branch's output: where its gain is, or where it
+        runs.
+        """
         if end is None or end.normed_by is None:
             return None
         gain = end.normed_by.gain
@@ -317,7 +410,11 @@ class _Reader:
         """Whether a residual branch ends in it: in a matrix, or in that matrix's bias."""
         if role in ("gain", "frozen", "embedding", "position"):
             return False
-        seen = self.measured is not None and self.measured.seen(entry.name) and self.measured.has_stream
+        seen = (
+            self.measured is not None
+            and self.measured.seen(entry.name)
+            and self.measured.has_stream
+        )
         if seen and role != "bias":
             return self._end(entry) is not None or role in BRANCH_OUTPUTS
         if self._end(entry) is not None:
@@ -326,19 +423,27 @@ class _Reader:
             return role in BRANCH_OUTPUTS
         if seen and not (len(entry.shape) > 1):
             return False
-        beside = entry.inside if entry.leaf == "bias" else f"{entry.inside}.{entry.leaf.removesuffix('_bias')}"
+        beside = (
+            entry.inside
+            if entry.leaf == "bias"
+            else f"{entry.inside}.{entry.leaf.removesuffix('_bias')}"
+        )
         if entry.leaf == "bias" and self.matrices.get(entry.path) is not None:
             return self.matrices[entry.path] in BRANCH_OUTPUTS
         return matrix_role(beside) in BRANCH_OUTPUTS
 
     def _is_fixed(self, entry: Entry) -> bool:
-        """Whether a vector keeps its length at any width: a gain that all heads share, a bias of logits or scores."""
+        """Whether a vector keeps its length at any width: a gain that all heads share, a bias of
+        logits or scores.
+        """
         size = math.prod(entry.shape)
         if entry.kind != "norm":
             of = [] if self.measured is None else self.measured.bias_of(entry.name)
             roles = {self.roles[name] for name in of if name in self.roles}
             tied_logits = self.tokens is not None and self.tokens.name in of
-            layers = self.roles[entry.name] == "gain" and size == max(self.depths.values(), default=0)
+            layers = self.roles[entry.name] == "gain" and size == max(
+                self.depths.values(), default=0
+            )
             return (
                 size == 1
                 or layers
@@ -356,13 +461,16 @@ class _Reader:
         offset = gain.offset if gain is not None else scales[0].offset if scales else 0.0
         if not math.isfinite(offset):
             raise UnreadableModelError(
-                f"{entry.name} acts as its weight plus a constant whose value the meta device does not have. Build the "
+                f"{entry.name} acts as its weight plus a constant whose value the meta device does "
+                "not have. Build the "
                 "model with weights, on the CPU, and plan that."
             )
         return offset
 
     def _start(self, entry: Entry, role: Role, offset: float) -> float | None:
-        of_norm = entry.kind == "norm" or (self.measured is not None and self.measured.gain(entry.name) is not None)
+        of_norm = entry.kind == "norm" or (
+            self.measured is not None and self.measured.gain(entry.name) is not None
+        )
         return start_of(entry, role, offset, of_norm=of_norm, numbers=self.has_numbers)
 
     # Constants of the forward pass
@@ -380,22 +488,35 @@ class _Reader:
             return 1.0
         end = self._end(entry)
         return self._agreed(
-            f"the branch that ends in {entry.name}", self.config.residual_multiplier, end and end.factor
+            f"the branch that ends in {entry.name}",
+            self.config.residual_multiplier,
+            end and end.factor,
         )
 
     def _is_unseen(self, entry: Entry, role: Role) -> bool:
-        """Whether a constant is there that neither the forward pass nor a name tells the value of."""
+        """Whether a constant is there that neither the forward pass nor a name tells the value
+        of.
+        """
         if self.measured is None or self._forward_multiplier(entry, role) != 1:
             return False
         end = self._end(entry) if self._ends_branch(entry, role) else None
-        factors = [self._table_factor(entry), self.measured.readouts.get(entry.name), end and end.factor]
+        factors = [
+            self._table_factor(entry),
+            self.measured.readouts.get(entry.name),
+            end and end.factor,
+        ]
         return any(factor is not None and math.isinf(factor) for factor in factors)
 
     def _table_factor(self, entry: Entry) -> float | None:
         assert self.measured is not None
         uses = self.measured.uses(entry.name, "lookup", "added")
         numbers = [use.source for use in uses if use.source is not None]
-        found = [total[number] for total in self.measured.trace.sums for number in numbers if number in total]
+        found = [
+            total[number]
+            for total in self.measured.trace.sums
+            for number in numbers
+            if number in total
+        ]
         return found[-1] if found else None
 
     def _logit_factor(self, name: str | None) -> float:
@@ -409,22 +530,33 @@ class _Reader:
         return self._logit_factor(self.tokens.name if tied and self.tokens is not None else None)
 
     def _agreed(self, what: str, named: float, seen: float | None) -> float:
-        """The constant that a forward pass shows; the config may leave it out, and must not say another."""
+        """The constant that a forward pass shows; the config may leave it out, and must not say
+        another.
+        """
         if seen is None or not math.isfinite(seen):
             return named
         if named != 1 and abs(seen - named) > 1e-6 * abs(named):
             raise UnreadableModelError(
-                f"{self.model}: the config says that the forward pass multiplies {what} by {named:.6g}, and a forward "
+                f"{self.model}: the config says that the forward pass multiplies {what} by "
+                f"{named:.6g}, and a forward "
                 f"pass shows {seen:.6g}. Fix the config, or pass its key in ignore=[…]."
             )
         return seen
 
     def _check(self, facts: Mapping[str, ParameterFact], *, tied: bool) -> None:
-        """A model that returns its stream needs no readout; where nothing was followed, one must be named."""
-        if self.measured is None and not tied and not any(fact.role == "readout" for fact in facts.values()):
+        """A model that returns its stream needs no readout; where nothing was followed, one must be
+        named.
+        """
+        if (
+            self.measured is None
+            and not tied
+            and not any(fact.role == "readout" for fact in facts.values())
+        ):
             raise UnreadableModelError(
-                f"{self.model} has no readout: no matrix outside of the blocks has {self.vocabulary} outputs, the "
-                f"embedding is not tied, and its forward pass could not be followed ({self.failed}). Name it: "
+                f"{self.model} has no readout: no matrix outside of the blocks has "
+                f"{self.vocabulary} outputs, the "
+                "embedding is not tied, and its forward pass could not be followed "
+                f"({self.failed}). Name it: "
                 'roles={"…": "readout"}, or give inputs={…}.'
             )
 

@@ -1,4 +1,6 @@
-"""Errors for parameters that nothing settles, with a block to paste in which the role is left open."""
+"""Errors for parameters that nothing settles, with a block to paste in which the role is left
+open.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from mupscale.reading.structure import Entry
 _SHOWN = 12
 
 
-def refuse(model: str, found: Sequence[Entry], verdicts: Mapping[str, Verdict], seen: Seen | None) -> None:
+def refuse(
+    model: str, found: Sequence[Entry], verdicts: Mapping[str, Verdict], seen: Seen | None
+) -> None:
     """Raise where a name contradicts what was seen, or where a parameter has no role."""
     against = [entry for entry in found if verdicts[entry.name].contradiction]
     if against:
@@ -30,16 +34,23 @@ def _by_template(several: Sequence[Entry]) -> dict[tuple[str, tuple[int, ...]], 
 
 
 def _contradictions(model: str, against: Sequence[Entry], verdicts: Mapping[str, Verdict]) -> str:
-    lines = [f"{model}: what a forward pass shows contradicts the role of {len(against)} parameters:"]
+    lines = [
+        f"{model}: what a forward pass shows contradicts the role of {len(against)} parameters:"
+    ]
     rows = _by_template(against)
     for (template, shape), several in list(rows.items())[:_SHOWN]:
         verdict = verdicts[several[0].name]
-        whose = f"you say {verdict.role}" if verdict.evidence == SAID else f"the name says {verdict.role}"
+        whose = (
+            f"you say {verdict.role}"
+            if verdict.evidence == SAID
+            else f"the name says {verdict.role}"
+        )
         lines.append(f"  {template} {shape}: {whose}; in a forward pass it {verdict.contradiction}")
     lines += [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
     first = next(iter(rows))[0]
     lines.append(
-        f'Say which is right, in [reading.roles]: "{first}" = "ROLE"; "ROLE!" insists on a role against what was seen.'
+        f'Say which is right, in [reading.roles]: "{first}" = "ROLE"; "ROLE!" insists on a role '
+        "against what was seen."
     )
     return "\n".join(lines)
 
@@ -47,15 +58,22 @@ def _contradictions(model: str, against: Sequence[Entry], verdicts: Mapping[str,
 def _unknown(model: str, unknown: Sequence[Entry], seen: Seen | None) -> str:
     rows = _by_template(unknown)
     shown = list(rows.items())
-    lines = [f"{model}: {len(unknown)} parameters are not understood. Say what they are:", "", "[reading.roles]"]
+    lines = [
+        f"{model}: {len(unknown)} parameters are not understood. Say what they are:",
+        "",
+        "[reading.roles]",
+    ]
     for (template, shape), several in shown:
         times = f" × {len(several)}" if len(several) > 1 else ""
         what = seen.role(several[0])[1] if seen is not None else "no forward pass could be followed"
-        lines.append(f'"{template}" = "ROLE"  # {"×".join(map(str, shape)) or "a number"}{times}: {what}')
+        lines.append(
+            f'"{template}" = "ROLE"  # {"×".join(map(str, shape)) or "a number"}{times}: {what}'
+        )
     first = shown[0][0][0]
     lines += [
         "",
-        "Replace each ROLE and put the block into mupscale.toml beside the model or into the study file; or pass "
+        "Replace each ROLE and put the block into mupscale.toml beside the model or into the study "
+        "file; or pass "
         f'--role "{first}=ROLE", in Python roles={{"{first}": "ROLE"}}.',
         f"Roles: {', '.join(ROLES)}.",
     ]

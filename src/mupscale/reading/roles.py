@@ -1,4 +1,6 @@
-"""What a parameter is: its name's claim beside what a forward pass showed. A contradiction is an error with both."""
+"""What a parameter is: its name's claim beside what a forward pass showed. A contradiction is an
+error with both.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ class Verdict:
     """What a forward pass showed, where that contradicts the name or the user."""
 
 
-# Roles that a matrix may have by name, for what a forward pass shows. What is not listed allows any.
+# Roles that a matrix may have by name, for what a forward pass shows. What is not listed allows
+# any.
 _LOW_RANK: frozenset[Role] = frozenset({"low_rank_up", "low_rank_down"})
 _ENDS = BRANCH_OUTPUTS | _LOW_RANK
 _ALLOWED: Mapping[Role, frozenset[Role]] = {
@@ -74,12 +77,18 @@ def _as_said(entry: Entry, said: str, seen: Seen | None) -> Verdict:
         return Verdict(role, SAID)
     vector = sum(size > 1 for size in entry.shape) <= 1
     if vector and role not in NOT_DRAWN and role != "position":
-        return Verdict(role, SAID, f"is a vector of shape {entry.shape}, and {role} is for matrices")
+        return Verdict(
+            role, SAID, f"is a vector of shape {entry.shape}, and {role} is for matrices"
+        )
     if seen is None or not seen.measured.seen(entry.name):
         return Verdict(role, SAID)
     found, what = seen.role(entry)
     if role == "hidden":
-        plain = seen.measured.multiplies(entry.name) and found not in ("depthwise", "embedding", "readout")
+        plain = seen.measured.multiplies(entry.name) and found not in (
+            "depthwise",
+            "embedding",
+            "readout",
+        )
         if not plain:
             return Verdict(role, SAID, f"{what}, and hidden is for matrices that multiply")
         if found in ("key", "value", "fused_qkv"):
@@ -103,7 +112,9 @@ class Seen:
 
     @property
     def whole(self) -> bool:
-        """Whether the residual stream could be followed to the end, so that what is not in it ends no branch."""
+        """Whether the residual stream could be followed to the end, so that what is not in it ends
+        no branch.
+        """
         return self.measured.has_stream
 
     def role(self, entry: Entry) -> tuple[Role | None, str]:
@@ -124,7 +135,9 @@ class Seen:
 
     def _table(self, entry: Entry) -> tuple[Role | None, str]:
         factor = self.measured.factor(entry.name)
-        times = "" if factor is None or math.isnan(factor) or factor == 1 else f", times {factor:.6g}"
+        times = (
+            "" if factor is None or math.isnan(factor) or factor == 1 else f", times {factor:.6g}"
+        )
         if factor is None:
             return "position", "is looked up, for something other than the residual stream"
         return "embedding", f"is looked up{times}"
@@ -137,14 +150,19 @@ class Seen:
             return "gain", f"multiplies what a norm gives, as {acts}"
         if seen.uses(name, "bias"):
             of = seen.bias_of(name)
-            return "bias", f"is added to what comes out of {of[0]}" if of else "is added to what a norm gives"
+            return (
+                "bias",
+                f"is added to what comes out of {of[0]}" if of else "is added to what a norm gives",
+            )
         if seen.uses(name, "scale"):
             return "gain", "scales activations channel by channel"
         if seen.uses(name, "added"):
             return "position", "is added to activations, place by place"
         if seen.uses(name, "joined"):
             token = len(entry.shape) > 1
-            return "position" if token else None, "is put beside activations" + (", as a token" if token else "")
+            return "position" if token else None, "is put beside activations" + (
+                ", as a token" if token else ""
+            )
         return None, "enters through an operation that is not a product, a sum or a norm"
 
     def _matrix(self, entry: Entry) -> tuple[Role | None, str]:
@@ -175,7 +193,10 @@ class Seen:
         norm = seen.ends[name].normed_by
         how = f"through the norm {norm.module}, " if norm else ""
         if seen.takes_attention(name):
-            return "attention_output", f"takes what attention mixes and is added, {how}to the residual stream"
+            return (
+                "attention_output",
+                f"takes what attention mixes and is added, {how}to the residual stream",
+            )
         return "branch_output", f"is added, {how}to the residual stream"
 
     def _kernel(self, entry: Entry) -> tuple[Role | None, str]:
@@ -189,10 +210,16 @@ class Seen:
         return "hidden", "is a convolution"
 
     def _inner(self, entry: Entry) -> tuple[Role | None, str]:
-        """A matrix between others: plain, unless its outputs choose something (experts, how far a gate opens)."""
+        """A matrix between others: plain, unless its outputs choose something (experts, how far a
+        gate opens).
+        """
         seen, name = self.measured, entry.name
         if seen.chooses(name):
-            return None, f"multiplies; its {min(entry.shape)} outputs go into a softmax, a sigmoid or a choice"
+            return (
+                None,
+                f"multiplies; its {min(entry.shape)} outputs go into a softmax, a sigmoid or a "
+                "choice",
+            )
         if not seen.feeds_matrix(name):
             return None, "multiplies, and where the result goes could not be followed"
         if any(seen.feeds(name, end) for end in self._ends.get((entry.stack, entry.block), [])):

@@ -1,4 +1,6 @@
-"""Which row of a matrix each entry of a tensor came from, carried through views by doing the same to row numbers."""
+"""Which row of a matrix each entry of a tensor came from, carried through views by doing the same
+to row numbers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from torch import Tensor
 
 
 class Rows:
-    """Row numbers of a tensor's entries, worked out only if somebody asks: most tensors never reach an attention."""
+    """Row numbers of a tensor's entries, worked out only if somebody asks: most tensors never reach
+    an attention.
+    """
 
     __slots__ = ("_make", "_value")
 
@@ -24,7 +28,9 @@ class Rows:
         return self._value
 
     def then(self, view: Callable[[Tensor], Tensor]) -> Rows:
-        """The same numbers seen another way; lost where the view is of a kind that is not followed."""
+        """The same numbers seen another way; lost where the view is of a kind that is not
+        followed.
+        """
 
         def make() -> Tensor | None:
             before = self.tensor()
@@ -67,7 +73,9 @@ def view_of(
             dim, *ends = args or [0]
             before = (slice(None),) * (dim % rows.ndim)
             return rows[(*before, slice(*(ends or [None])))]
-        plain = {"_unsafe_view": "reshape", "view": "reshape", "split_with_sizes": "split"}.get(name, name)
+        plain = {"_unsafe_view": "reshape", "view": "reshape", "split_with_sizes": "split"}.get(
+            name, name
+        )
         moved = getattr(torch, plain, None) or getattr(Tensor, plain)
         made = moved(rows, *args, **keywords)
         return made if part is None else made[part]

@@ -1,4 +1,6 @@
-"""One forward pass of a model, which is not changed: on the meta device, or of a small model on the CPU."""
+"""One forward pass of a model, which is not changed: on the meta device, or of a small model on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _TOKENS = 4
 
 
 def follow(model: nn.Module, reading: Reading) -> Trace | TraceFailed:
-    """On the meta device; a small model that does not run there (its code looks at numbers) runs on the CPU."""
+    """On the meta device; a small model that does not run there (its code looks at numbers) runs on
+    the CPU.
+    """
     seen = trace(model, reading, "meta")
     has_weights = not any(p.is_meta for p in model.parameters())
     if isinstance(seen, Trace) and not (seen.has_unseen_constant and has_weights):
@@ -68,7 +72,9 @@ def run_once(model: nn.Module, reading: Reading) -> Tensor | None:
                     continue
                 named = getattr(output, "logits", None)
                 found = [named] if isinstance(named, Tensor) else tensors_in(output)
-                return next((tensor.float() for tensor in found if tensor.is_floating_point()), None)
+                return next(
+                    (tensor.float() for tensor in found if tensor.is_floating_point()), None
+                )
     finally:
         for module in training:
             module.training = True
@@ -80,7 +86,9 @@ def run_once(model: nn.Module, reading: Reading) -> Tensor | None:
 
 @contextmanager
 def _plain(model: nn.Module) -> Generator[None]:
-    """The model in evaluation mode and without hooks: FSDP's would gather weights, a plan's would hide what follows."""
+    """The model in evaluation mode and without hooks: FSDP's would gather weights, a plan's would
+    hide what follows.
+    """
     training = [module for module in model.modules() if module.training]
     registered: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for module in model.modules():
@@ -111,7 +119,9 @@ def _quiet() -> Generator[None]:
         logging.disable(before)
 
 
-def _calls(model: nn.Module, reading: Reading, device: str) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _calls(
+    model: nn.Module, reading: Reading, device: str
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Ways to call a model, the likeliest first."""
     said = reading.call(device)
     if said is not None:
@@ -152,7 +162,9 @@ def _hugging_face_calls(
     yield (), {"input_ids": tokens, "use_cache": False}
 
 
-def _traced(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], device: str) -> Trace:
+def _traced(
+    model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], device: str
+) -> Trace:
     following = Following(Trace(device=device))
     used: dict[str, Tensor] = {}
     for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
@@ -183,7 +195,9 @@ def _traced(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, An
 
 
 class _Numbers(TorchFunctionMode):
-    """Numbers that a forward pass makes tensors of (torch.tensor(8.0)) keep their value on the meta device too."""
+    """Numbers that a forward pass makes tensors of (torch.tensor(8.0)) keep their value on the meta
+    device too.
+    """
 
     def __init__(self, following: Following) -> None:
         super().__init__()
@@ -205,4 +219,6 @@ def _stand_in(tensor: Tensor, device: str) -> Tensor:
     if not tensor.is_floating_point():
         return torch.ones(tensor.shape, dtype=tensor.dtype, device=device)
     generator = torch.Generator().manual_seed(tensor.numel())
-    return (torch.rand(tensor.shape, generator=generator) + 0.5).to(device=device, dtype=tensor.dtype)
+    return (torch.rand(tensor.shape, generator=generator) + 0.5).to(
+        device=device, dtype=tensor.dtype
+    )

@@ -1,4 +1,6 @@
-"""`Reading`: what a user says about a model, as one value that every command, study and plan carries."""
+"""`Reading`: what a user says about a model, as one value that every command, study and plan
+carries.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,21 @@ Inputs = Sequence[Any] | Mapping[str, Any]
 FILE = "mupscale.toml"
 """A file of this name beside a model holds its reading."""
 
-_SPEC = re.compile(r"(?P<dtype>\w+)\s*\[(?P<shape>(?:\s*\d+\s*,)*\s*\d*\s*)\]\s*(?:<\s*(?P<high>\d+))?")
+_SPEC = re.compile(
+    r"(?P<dtype>\w+)\s*\[(?P<shape>(?:\s*\d+\s*,)*\s*\d*\s*)\]\s*(?:<\s*(?P<high>\d+))?"
+)
 _LIKE_SPEC = re.compile(r"\w+\s*\[")
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.bool,
+    )
 }
 
 
@@ -56,7 +68,8 @@ class TensorSpec:
         found = _SPEC.fullmatch(text.strip())
         if found is None:
             raise OptionError(
-                f"inputs: {text!r} is not the type and shape of a tensor. Write it like float32[1,3,32,32], or "
+                f"inputs: {text!r} is not the type and shape of a tensor. Write it like "
+                "float32[1,3,32,32], or "
                 "int64[1,16]<256 for tokens below 256."
             )
         shape = tuple(int(size) for size in found["shape"].split(",") if size.strip())
@@ -70,21 +83,31 @@ class TensorSpec:
         if self.high is None:
             return
         if not self.dtype.startswith("int"):
-            raise OptionError(f"inputs: {self}: only whole numbers take a limit. Leave <{self.high} out, or use int64.")
+            raise OptionError(
+                f"inputs: {self}: only whole numbers take a limit. Leave <{self.high} out, or use "
+                "int64."
+            )
         if self.high < 1:
-            raise OptionError(f"inputs: {self}: no token is below {self.high}. The limit must be at least 1.")
+            raise OptionError(
+                f"inputs: {self}: no token is below {self.high}. The limit must be at least 1."
+            )
 
     @staticmethod
     def of(tensor: Tensor) -> TensorSpec:
-        """The specification of a tensor. The largest whole number is kept, so that tokens stay in the vocabulary."""
+        """The specification of a tensor. The largest whole number is kept, so that tokens stay in
+        the vocabulary.
+        """
         name = str(tensor.dtype).removeprefix("torch.")
         if name not in _DTYPES:
             raise OptionError(
-                f"inputs: a tensor of type {tensor.dtype} is not supported. Use one of {', '.join(_DTYPES)}."
+                f"inputs: a tensor of type {tensor.dtype} is not supported. Use one of "
+                f"{', '.join(_DTYPES)}."
             )
         whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
         known = whole and not tensor.is_meta and tensor.numel() > 0
-        return TensorSpec(name, tuple(tensor.shape), max(2, int(tensor.max()) + 1) if known else None)
+        return TensorSpec(
+            name, tuple(tensor.shape), max(2, int(tensor.max()) + 1) if known else None
+        )
 
     def __str__(self) -> str:
         limit = "" if self.high is None else f"<{self.high}"
@@ -99,18 +122,24 @@ class TensorSpec:
             return torch.ones(self.shape, dtype=dtype, device=device)
         if dtype.is_floating_point:
             return torch.randn(self.shape, generator=generator).to(device=device, dtype=dtype)
-        return torch.randint(0, self.high or 2, self.shape, generator=generator).to(device=device, dtype=dtype)
+        return torch.randint(0, self.high or 2, self.shape, generator=generator).to(
+            device=device, dtype=dtype
+        )
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model cannot say by itself: roles by pattern, keys of the config to ignore, inputs of its forward pass.
+    """What a model cannot say by itself: roles by pattern, keys of the config to ignore, inputs of
+    its forward pass.
 
-    roles   {"*.mixer.in_proj.weight": "hidden"}: what parameters are, by a pattern on their names. "hidden!" insists,
+    roles   {"*.mixer.in_proj.weight": "hidden"}: what parameters are, by a pattern on their names.
+    "hidden!" insists,
             where a forward pass seems to show something else
     ignore  keys of the config that look like multipliers and do not change with width or depth
-    inputs  arguments of the forward pass, positional or by name, for a model that does not take tokens alone. A tensor
-            is kept as its type and shape, and may be written like that: {"pixel_values": "float32[1,3,32,32]"}
+    inputs  arguments of the forward pass, positional or by name, for a model that does not take
+    tokens alone. A tensor
+            is kept as its type and shape, and may be written like that: {"pixel_values":
+            "float32[1,3,32,32]"}
 
     As TOML, in a study, in a file of its own or in `mupscale.toml` beside the model:
 
@@ -142,11 +171,21 @@ class Reading:
     def __or__(self, other: Reading) -> Reading:
         """Both together; where they differ, the other one counts."""
         inputs = self.inputs if other.inputs is None else other.inputs
-        return Reading({**self.roles, **other.roles}, tuple(dict.fromkeys((*self.ignore, *other.ignore))), inputs)
+        return Reading(
+            {**self.roles, **other.roles},
+            tuple(dict.fromkeys((*self.ignore, *other.ignore))),
+            inputs,
+        )
 
     def fitting(self, names: Collection[str]) -> Reading:
-        """Without the patterns that match none of these parameters: a base may lack layers that its target has."""
-        kept = {p: role for p, role in self.roles.items() if any(fnmatch.fnmatchcase(name, p) for name in names)}
+        """Without the patterns that match none of these parameters: a base may lack layers that its
+        target has.
+        """
+        kept = {
+            p: role
+            for p, role in self.roles.items()
+            if any(fnmatch.fnmatchcase(name, p) for name in names)
+        }
         return replace(self, roles=kept)
 
     def call(self, device: str, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -184,27 +223,39 @@ class Reading:
         for name in values:
             if name not in known:
                 raise UnknownNameError(f"setting of {where}", name, known)
-        roles, ignore, inputs = values.get("roles", {}), values.get("ignore", []), values.get("inputs")
+        roles, ignore, inputs = (
+            values.get("roles", {}),
+            values.get("ignore", []),
+            values.get("inputs"),
+        )
         if not isinstance(roles, Mapping) or not all(
             isinstance(role, str) for role in cast(Mapping[str, Any], roles).values()
         ):
             raise OptionError(
-                f"{where}.roles must be a table of patterns and roles, and is {roles!r}. Put each pattern in quotes: "
+                f"{where}.roles must be a table of patterns and roles, and is {roles!r}. Put each "
+                "pattern in quotes: "
                 '"blocks.*.mixer.weight" = "hidden".'
             )
         for pattern, role in cast(Mapping[str, str], roles).items():
             if role.removesuffix("!") not in ROLES:
                 raise UnknownNameError(f"role for {pattern} in {where}", role, ROLES)
-        if not isinstance(ignore, list | tuple) or not all(isinstance(key, str) for key in cast(Sequence[Any], ignore)):
+        if not isinstance(ignore, list | tuple) or not all(
+            isinstance(key, str) for key in cast(Sequence[Any], ignore)
+        ):
             raise OptionError(
-                f'{where}.ignore must be a list of keys, and is {ignore!r}. Write it like ["logit_scale"].'
+                f"{where}.ignore must be a list of keys, and is {ignore!r}. Write it like "
+                '["logit_scale"].'
             )
         if inputs is not None and not isinstance(inputs, list | tuple | Mapping):
             raise OptionError(
                 f"{where}.inputs must be a list or a table, and is {inputs!r}. Write it like "
                 '{ input_ids = "int64[1,16] < 256" }.'
             )
-        return Reading(cast(Mapping[str, str], roles), tuple(cast(Sequence[str], ignore)), cast(Inputs | None, inputs))
+        return Reading(
+            cast(Mapping[str, str], roles),
+            tuple(cast(Sequence[str], ignore)),
+            cast(Inputs | None, inputs),
+        )
 
     @staticmethod
     def load(path: str | Path) -> Reading:
@@ -215,11 +266,16 @@ class Reading:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            message = f"{path}: {reason}. It must be TOML with a [reading] table, patterns in quotes."
+            message = (
+                f"{path}: {reason}. It must be TOML with a [reading] table, patterns in quotes."
+            )
             raise OptionError(message) from error
         table = values.get("reading")
         if not isinstance(table, Mapping):
-            raise OptionError(f"{path} has no [reading] table. Write [reading] or [reading.roles] above the settings.")
+            raise OptionError(
+                f"{path} has no [reading] table. Write [reading] or [reading.roles] above the "
+                "settings."
+            )
         return Reading.from_dict(cast(Mapping[str, Any], table), f"reading in {path}")
 
 
@@ -227,7 +283,10 @@ def _described(inputs: Inputs | None) -> Inputs | None:
     if inputs is None:
         return None
     if isinstance(inputs, Tensor | str):
-        raise OptionError("inputs must be a tuple or a mapping of arguments. Put the tensor into a tuple: inputs=(x,).")
+        raise OptionError(
+            "inputs must be a tuple or a mapping of arguments. Put the tensor into a tuple: "
+            "inputs=(x,)."
+        )
     if isinstance(inputs, Mapping):
         return {name: _value(value, name) for name, value in inputs.items()}
     return tuple(_value(value, str(k)) for k, value in enumerate(inputs))
@@ -242,7 +301,8 @@ def _value(value: Any, name: str) -> Any:
     if plain or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise OptionError(
-        f"inputs: {name} is of type {type(value).__name__}. Use tensors, numbers, texts, True, False or None."
+        f"inputs: {name} is of type {type(value).__name__}. Use tensors, numbers, texts, True, "
+        "False or None."
     )
 
 

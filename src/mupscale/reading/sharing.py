@@ -23,7 +23,9 @@ class Sharing:
     found: Sequence[Entry]
 
     def with_repetitions(self, facts: Mapping[str, ParameterFact]) -> dict[str, ParameterFact]:
-        """Repetitions of keys and values: by the forward pass and by the rows, which the config must confirm."""
+        """Repetitions of keys and values: by the forward pass and by the rows, which the config
+        must confirm.
+        """
         return {name: self._repeated(fact, facts) for name, fact in facts.items()}
 
     def _repeated(self, fact: ParameterFact, facts: Mapping[str, ParameterFact]) -> ParameterFact:
@@ -37,27 +39,43 @@ class Sharing:
         if heads and kv_heads and head_dim:
             if fact.role == "key" and fact.fan_out != kv_heads * head_dim:
                 raise UnreadableModelError(
-                    f"{fact.name} has {fact.fan_out} outputs, but the config says {kv_heads} key/value heads of "
-                    f"{head_dim}, that is {kv_heads * head_dim}. Fix the config, or pass a role for this parameter."
+                    f"{fact.name} has {fact.fan_out} outputs, but the config says {kv_heads} "
+                    "key/value heads of "
+                    f"{head_dim}, that is {kv_heads * head_dim}. Fix the config, or pass a role "
+                    "for this parameter."
                 )
             self._same_sharing(fact, heads // kv_heads, seen)
             return replace(fact, repetitions=heads // kv_heads)
         query = self._query_beside(fact, facts)
         if seen is not None:
-            return replace(fact, repetitions=seen, inner=query.fan_out if query else fact.fan_out * seen)
+            return replace(
+                fact, repetitions=seen, inner=query.fan_out if query else fact.fan_out * seen
+            )
         if query is None or query.fan_out % fact.fan_out:
-            rows = "no query beside it" if query is None else f"{query.fan_out} query outputs, not a multiple"
-            raise UnreadableModelError(f"{fact.name} has {fact.fan_out} outputs and {rows}: repetitions are unclear.")
+            rows = (
+                "no query beside it"
+                if query is None
+                else f"{query.fan_out} query outputs, not a multiple"
+            )
+            raise UnreadableModelError(
+                f"{fact.name} has {fact.fan_out} outputs and {rows}: repetitions are unclear."
+            )
         return replace(fact, repetitions=query.fan_out // fact.fan_out, inner=query.fan_out)
 
-    def _query_beside(self, fact: ParameterFact, facts: Mapping[str, ParameterFact]) -> ParameterFact | None:
+    def _query_beside(
+        self, fact: ParameterFact, facts: Mapping[str, ParameterFact]
+    ) -> ParameterFact | None:
         path = fact.name.rsplit(".", 2)[0]
-        return next((f for f in facts.values() if f.role == "query" and f.name.rsplit(".", 2)[0] == path), None)
+        return next(
+            (f for f in facts.values() if f.role == "query" and f.name.rsplit(".", 2)[0] == path),
+            None,
+        )
 
     def _same_sharing(self, fact: ParameterFact, named: int, seen: int | None) -> None:
         if seen is not None and seen != named:
             raise UnreadableModelError(
-                f"{fact.name}: the config says that {named} query heads share a key/value head, and a forward pass "
+                f"{fact.name}: the config says that {named} query heads share a key/value head, "
+                "and a forward pass "
                 f"shows {seen}. Fix the config."
             )
 
@@ -70,15 +88,19 @@ class Sharing:
             rows = (heads + 2 * kv_heads) * head_dim
             if fact.fan_out != rows:
                 raise UnreadableModelError(
-                    f"{fact.name} has {fact.fan_out} outputs, but the config has {heads} + 2·{kv_heads} heads of "
-                    f"{head_dim}, that is {rows}. Fix the config, or pass a role for this parameter."
+                    f"{fact.name} has {fact.fan_out} outputs, but the config has {heads} + "
+                    f"2·{kv_heads} heads of "
+                    f"{head_dim}, that is {rows}. Fix the config, or pass a role for this "
+                    "parameter."
                 )
             self._same_sharing(fact, heads // kv_heads, shared)
             shared = heads // kv_heads
         elif shared is None:
             raise UnreadableModelError(
-                f"{fact.name} holds queries, keys and values. There is no config with heads, and a forward pass does "
-                f"not show how they are shared{f' ({self.failed})' if self.failed else ''}. Split the matrix, or give "
+                f"{fact.name} holds queries, keys and values. There is no config with heads, and a "
+                "forward pass does "
+                f"not show how they are shared{f' ({self.failed})' if self.failed else ''}. Split "
+                "the matrix, or give "
                 "the model a config with num_attention_heads, num_key_value_heads and head_dim."
             )
         if seen is not None and sum(block.outputs for block in seen) == fact.fan_out:
@@ -86,9 +108,13 @@ class Sharing:
         entry = next(entry for entry in self.found if entry.name == fact.name)
         layout = fused_layout(type(entry.parent), entry.path.rpartition(".")[2], shared)
         known = layout is not None and heads and kv_heads and head_dim
-        blocks = _blocks(heads or 0, kv_heads or 0, head_dim or 0, layout) if known and layout else ()
+        blocks = (
+            _blocks(heads or 0, kv_heads or 0, head_dim or 0, layout) if known and layout else ()
+        )
         evidence = (
-            fact.evidence if not fact.evidence.startswith(CONFIRMED) else "name; the order of its rows by the class"
+            fact.evidence
+            if not fact.evidence.startswith(CONFIRMED)
+            else "name; the order of its rows by the class"
         )
         return replace(fact, repetitions=shared, blocks=blocks, evidence=evidence)
 
@@ -102,5 +128,10 @@ def _blocks(heads: int, kv_heads: int, head_dim: int, layout: Layout) -> tuple[B
         r = heads // kv_heads
         starts = [group * (r + 2) * head_dim for group in range(kv_heads)]
         parts = [(0, r), (r, r + 1), (r + 1, r + 2)]
-        slices = [tuple((s + first * head_dim, s + last * head_dim) for s in starts) for first, last in parts]
-    return tuple(Block(role, rows) for role, rows in zip(("query", "key", "value"), slices, strict=True))
+        slices = [
+            tuple((s + first * head_dim, s + last * head_dim) for s in starts)
+            for first, last in parts
+        ]
+    return tuple(
+        Block(role, rows) for role, rows in zip(("query", "key", "value"), slices, strict=True)
+    )

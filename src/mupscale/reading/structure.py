@@ -1,4 +1,6 @@
-"""The skeleton of a model: each parameter once, with the module that owns it and the block it stands in."""
+"""The skeleton of a model: each parameter once, with the module that owns it and the block it
+stands in.
+"""
 
 import re
 from collections import Counter
@@ -10,13 +12,18 @@ from torch import Tensor, nn
 
 Kind = Literal["embedding", "linear", "convolution", "norm", "other"]
 
-# Components that wrappers put into names: DistributedDataParallel, torch.compile, FSDP 1 and activation checkpointing.
-_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+# Components that wrappers put into names: DistributedDataParallel, torch.compile, FSDP 1 and
+# activation checkpointing.
+_WRAPPERS = re.compile(
+    r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A parameter where it stands. `inside` is the owner's path from its block inward (or its whole path)."""
+    """A parameter where it stands. `inside` is the owner's path from its block inward (or its whole
+    path).
+    """
 
     name: str
     tied: tuple[str, ...]
@@ -59,7 +66,11 @@ def bare(model: nn.Module) -> nn.Module:
 def class_of(model: nn.Module) -> type[nn.Module]:
     """The class that the model was made of: FSDP2 puts one of its own in front."""
     model = bare(model)
-    sharded = {kind for kind in type(model).__mro__ if any(base.__name__ == "FSDPModule" for base in kind.__mro__)}
+    sharded = {
+        kind
+        for kind in type(model).__mro__
+        if any(base.__name__ == "FSDPModule" for base in kind.__mro__)
+    }
     return next(kind for kind in type(model).__mro__ if kind not in sharded)
 
 
@@ -80,7 +91,9 @@ def entries(model: nn.Module) -> Iterator[Entry]:
         names.setdefault(id(tensor), []).append(name)
         tensors[id(tensor)] = tensor
     modules = dict(model.named_modules(remove_duplicate=False))
-    bare_modules = {bare_name(f"{path}.").removesuffix("."): module for path, module in modules.items()}
+    bare_modules = {
+        bare_name(f"{path}.").removesuffix("."): module for path, module in modules.items()
+    }
     for key, (first, *others) in names.items():
         path, _, leaf = first.rpartition(".")
         owner = modules[path]
@@ -89,11 +102,24 @@ def entries(model: nn.Module) -> Iterator[Entry]:
         tied = tuple(bare_name(name) for name in others)
         parent = modules[path.rpartition(".")[0]]
         yield Entry(
-            bare_name(first), tied, shape, path, leaf, tensors[key], owner, parent, kind_of(owner), stack, block, inside
+            bare_name(first),
+            tied,
+            shape,
+            path,
+            leaf,
+            tensors[key],
+            owner,
+            parent,
+            kind_of(owner),
+            stack,
+            block,
+            inside,
         )
 
 
-def _place(path: str, modules: Mapping[str, nn.Module] | None = None) -> tuple[str | None, int | None, str]:
+def _place(
+    path: str, modules: Mapping[str, nn.Module] | None = None
+) -> tuple[str | None, int | None, str]:
     """Stack, index and path inside the block, by the first number in a path that counts blocks.
 
     >>> _place("model.layers.3.mlp.experts.0.w1")
@@ -108,7 +134,9 @@ def _place(path: str, modules: Mapping[str, nn.Module] | None = None) -> tuple[s
 
 
 def _is_sequence(container: nn.Module | None) -> bool:
-    """Whether a container holds layers that follow each other (a norm, a matrix), and not blocks of one kind."""
+    """Whether a container holds layers that follow each other (a norm, a matrix), and not blocks of
+    one kind.
+    """
     if not isinstance(container, nn.Sequential):
         return False
     kinds = Counter(type(child) for child in container if any(True for _ in child.parameters()))

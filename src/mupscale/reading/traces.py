@@ -1,4 +1,6 @@
-"""What a forward pass showed, as plain values: sources, norms, uses of parameters, attentions, sums."""
+"""What a forward pass showed, as plain values: sources, norms, uses of parameters, attentions,
+sums.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,14 @@ from mupscale.reading.rows import Rows
 UNKNOWN = math.nan
 """The factor of a source that is not a constant: a gate, a rotation."""
 UNSEEN = math.inf
-"""The factor of a source that is a constant, whose value the meta device does not have: a buffer, say."""
+"""The factor of a source that is a constant, whose value the meta device does not have: a buffer,
+say.
+"""
 
 SourceKind = Literal["matrix", "table", "norm"]
-UseKind = Literal["lookup", "product", "convolution", "gain", "bias", "added", "joined", "scale", "other"]
+UseKind = Literal[
+    "lookup", "product", "convolution", "gain", "bias", "added", "joined", "scale", "other"
+]
 
 
 @dataclass(eq=False)
@@ -75,7 +81,9 @@ class Use:
 
 @dataclass(eq=False)
 class Attention:
-    """Which sources became queries, keys and values in one attention, with their rows and how often each is used."""
+    """Which sources became queries, keys and values in one attention, with their rows and how often
+    each is used.
+    """
 
     module: str
     parts: dict[Role, Part] = field(default_factory=dict[Role, "Part"])
@@ -105,14 +113,18 @@ class Trace:
     sums: list[Mapping[int, float]] = field(default_factory=list[Mapping[int, float]])
     "Sums of sources, tables among them, that went into a norm, into a matrix or out of the model."
     outputs: Mapping[int, float] = field(default_factory=dict[int, float])
-    "The sources of the first output, with their factors; UNKNOWN behind a nonlinearity such as a cap on logits."
+    """The sources of the first output, with their factors; UNKNOWN behind a nonlinearity such as a
+    cap on logits.
+    """
     reached: int = 0
     "Bits of everything that the outputs depend on."
     device: str = "meta"
 
     @property
     def has_unseen_constant(self) -> bool:
-        """Whether something is multiplied by a constant whose value the meta device does not have."""
+        """Whether something is multiplied by a constant whose value the meta device does not
+        have.
+        """
         several = (*self.sums, self.outputs, *(source.inputs for source in self.sources))
         return any(math.isinf(factor) for total in several for factor in total.values())
 

@@ -1,7 +1,7 @@
 """What names mean: one table for every architecture.
 
-A parameter is looked up by the path of the module that owns it, from the block inward. Shapes then confirm or refuse:
-a name is a claim, not a proof.
+A parameter is looked up by the path of the module that owns it, from the block inward. Shapes then
+confirm or refuse: a name is a claim, not a proof.
 """
 
 import re
@@ -16,14 +16,18 @@ _ATTENTION = r"(?:attn|attention|self_attention|mixer|self)"
 _MATRICES: Sequence[tuple[str, Role]] = [
     # The indexer of sparse attention chooses keys; its matrices are ordinary ones.
     (r"(?:.*\.)?indexer\.(?:wk|k_proj|weights_proj)", "hidden"),
-    # A norm whose gate comes out of two matrices with a small rank between them: no branch of the stream.
+    # A norm whose gate comes out of two matrices with a small rank between them: no branch of the
+    # stream.
     (r"(?:.*\.)?\w*norm\w*\.mlp\.fc1", "low_rank_down"),
     (r"(?:.*\.)?\w*norm\w*\.mlp\.fc2", "low_rank_up"),
     # Adapters: the frozen weight is the base_layer, the two factors are the adapter's.
     (r"(?:.*\.)?lora_A(?:\.\w+)?", "low_rank_down"),
     (r"(?:.*\.)?lora_B(?:\.\w+)?", "low_rank_up"),
     # Low-rank attention (MLA), before the plain projections that its names contain.
-    (r"(?:q_a_proj|kv_a_proj_with_mqa|kv_a_proj|q_down_proj|kv_down_proj|wq_a|wkv_a)", "low_rank_down"),
+    (
+        r"(?:q_a_proj|kv_a_proj_with_mqa|kv_a_proj|q_down_proj|kv_down_proj|wq_a|wkv_a)",
+        "low_rank_down",
+    ),
     (r"(?:q_b_proj|kv_b_proj|q_gate_proj|q_up_proj|kv_up_proj|wq_b|wkv_b)", "low_rank_up"),
     (r"(?:qkv_proj|query_key_value|c_attn|Wqkv|wqkv|qkv|in_proj_qkv_fused)", "fused_qkv"),
     (r"(?:q_proj|query|query_proj|Wq|wq|project_q|q_lin)", "query"),
@@ -36,8 +40,12 @@ _MATRICES: Sequence[tuple[str, Role]] = [
         "attention_output",
     ),
     (rf"(?:.*\.)?[\w]*{_ATTENTION}(?:\.[\w]+)*\.(?:gate_proj|g_proj)", "hidden"),
-    # Mixtures of experts. A router is a matrix from features to a fixed number of experts: shapes confirm it.
-    (r"(?:.*\.)?experts\.\d+\..*?(?:gate_proj|up_proj|w1|w3|fc1|gate_up_proj|linear_fc1)", "expert_in"),
+    # Mixtures of experts. A router is a matrix from features to a fixed number of experts: shapes
+    # confirm it.
+    (
+        r"(?:.*\.)?experts\.\d+\..*?(?:gate_proj|up_proj|w1|w3|fc1|gate_up_proj|linear_fc1)",
+        "expert_in",
+    ),
     (r"(?:.*\.)?experts\.\d+\..*?(?:down_proj|w2|fc2|linear_fc2)", "expert_out"),
     (r"(?:.*\.)?experts\.(?:gate_up_proj|gate_proj|up_proj|w1|w3|v1)", "expert_in"),
     (r"(?:.*\.)?experts\.(?:down_proj|w2)", "expert_out"),
@@ -54,7 +62,10 @@ _MATRICES: Sequence[tuple[str, Role]] = [
     (r"(?:ffn\.0|w_in\.w_0|w_in\.w_1)", "mlp_in"),
     (r"(?:ffn\.2|w_out)", "mlp_out"),
     (r"(?:down_proj|fc2|fc_out|dense_4h_to_h|w2|lin2|output\.dense)", "mlp_out"),
-    (r"(?:.*\.)?(?:mlp|ffn|ff|feed_forward)\.(?:c_proj|Wo|wo|dense|out_proj|proj|linear_out)", "mlp_out"),
+    (
+        r"(?:.*\.)?(?:mlp|ffn|ff|feed_forward)\.(?:c_proj|Wo|wo|dense|out_proj|proj|linear_out)",
+        "mlp_out",
+    ),
 ]
 _COMPILED: Sequence[tuple[re.Pattern[str], Role]] = [
     (re.compile(rf"(?:^|.*\.){pattern}$"), role) for pattern, role in _MATRICES
@@ -89,14 +100,17 @@ Layout = Literal["one after the other", "by group"]
 
 
 def fused_layout(attention: type, projection: str, repetitions: int) -> Layout | None:
-    """How a fused matrix of transformers holds q, k and v, by the class of its attention; None where it is not known.
+    """How a fused matrix of transformers holds q, k and v, by the class of its attention; None
+    where it is not known.
 
-    One after the other (all queries, all keys, all values), or by group (for each key/value head its queries, its key
-    and its value), which without sharing is q, k, v head by head. Classes of others may do as they like: their layout
-    is known only by following a forward pass.
+    One after the other (all queries, all keys, all values), or by group (for each key/value head
+    its queries, its key and its value), which without sharing is q, k, v head by head. Classes of
+    others may do as they like: their layout is known only by following a forward pass.
     """
     name = attention.__name__
-    if not attention.__module__.startswith(("transformers.", "mupscale.")) or name.startswith("CodeGen"):
+    if not attention.__module__.startswith(("transformers.", "mupscale.")) or name.startswith(
+        "CodeGen"
+    ):
         return None
     head_by_head = name.startswith("GPTBigCode") and repetitions == 1
     return "by group" if projection == "query_key_value" or head_by_head else "one after the other"

@@ -1,7 +1,8 @@
-"""Calibration: which exponent γ of ((1 + √r)/2)^γ suits a proxy's own key/value heads? Two studies, and a rule.
+"""Calibration: which exponent γ of ((1 + √r)/2)^γ suits a proxy's own key/value heads? Two studies,
+and a rule.
 
-At the base's r every γ is the same training, so that is one cell, in a study of its own; the other has every γ at every
-further r. Both resume, as all studies do.
+At the base's r every γ is the same training, so that is one cell, in a study of its own; the other
+has every γ at every further r. Both resume, as all studies do.
 """
 
 import dataclasses
@@ -35,8 +36,8 @@ from mupscale.training import lengths
 from mupscale.training.config import rule_from
 
 GAMMAS = (-1.0, 0.0, 1.0, 2.0)
-"""The older rules (0) and the paper's (1), and as far again to either side: an answer at the end of what was tried is
-none, so both must lie inside."""
+"""The older rules (0) and the paper's (1), and as far again to either side: an answer at the end of
+what was tried is none, so both must lie inside."""
 
 BASE, FACTORS = "base", "factors"
 """Folders of the two studies."""
@@ -63,7 +64,9 @@ class Calibration:
         return None if None in counts else sum(count or 0 for count in counts)
 
     def tokens(self) -> float | None:
-        """Of all runs; None where a trainer of one's own decides it, or the number of runs is open."""
+        """Of all runs; None where a trainer of one's own decides it, or the number of runs is
+        open.
+        """
         if self.runs() is None or self.base.trainer is not None:
             return None
         return float(sum(_tokens(config) for config in self.parts.values()))
@@ -87,7 +90,8 @@ def is_calibration(folder: Path) -> bool:
 def calibration(
     values: Mapping[str, Any], *, gammas: Sequence[float] = GAMMAS, repetitions: Sequence[int] = ()
 ) -> Calibration:
-    """Of the proxy that a study describes, as its tables. Its rule keeps all its choices but the key/value factor.
+    """Of the proxy that a study describes, as its tables. Its rule keeps all its choices but the
+    key/value factor.
 
     repetitions  the base's r first, then those to calibrate at; by the number of heads unless given
     """
@@ -100,17 +104,24 @@ def calibration(
     tried = _repetitions(repetitions, config, heads, first)
     space = {**config.space, **config.rule_space.get(config.cells()[0].rule_name, {})}
     if set(space) != {"lr"}:
-        raise OptionError(f"space has {', '.join(space)}: a calibration searches lr alone. Leave the others out.")
+        raise OptionError(
+            f"space has {', '.join(space)}: a calibration searches lr alone. Leave the others out."
+        )
     tables = _with_base(config, tried[0])
     common = {"space": space, "rule_space": {}, "tables": tables}
 
     def part(name: str, rules: list[dict[str, Any]], levels: Sequence[int]) -> StudyConfig:
         sizes = tuple(heads // r if heads and dimension == "n_kv_heads" else r for r in levels)
         named = f"{config.name[:50]}-{name}"
-        return dataclasses.replace(config, name=named, rules=tuple(rules), vary={dimension: sizes}, **common)
+        return dataclasses.replace(
+            config, name=named, rules=tuple(rules), vary={dimension: sizes}, **common
+        )
 
     own = {key: value for key, value in rule.choices.items() if key not in ("name", "kv_factor")}
-    rules = [{"name": f"gamma_{gamma:g}", "kv_factor": exponent_formula(gamma), **own} for gamma in gammas]
+    rules = [
+        {"name": f"gamma_{gamma:g}", "kv_factor": exponent_formula(gamma), **own}
+        for gamma in gammas
+    ]
     base = [{"name": "base", "kv_factor": "hidden", **own}]
     return Calibration(part(BASE, base, tried[:1]), part(FACTORS, rules, tried[1:]))
 
@@ -123,7 +134,8 @@ def _only_rule(config: StudyConfig) -> Rule:
     if others or config.variants:
         names = ", ".join(dict.fromkeys(cell.rule_name for cell in config.cells()))
         raise OptionError(
-            f"the study has several rules or variants ({names}). A calibration starts from one: choose it with --rule, "
+            f"the study has several rules or variants ({names}). A calibration starts from one: "
+            "choose it with --rule, "
             "and leave [[variants]] out."
         )
     return rule_from(rule)
@@ -132,7 +144,9 @@ def _only_rule(config: StudyConfig) -> Rule:
 def _check_gammas(gammas: Sequence[float]) -> None:
     listed = ", ".join(f"{gamma:g}" for gamma in gammas)
     if len(set(gammas)) < 3 or len(set(gammas)) < len(gammas):
-        raise OptionError(f"gammas = {listed}: give at least three different ones, such as -1, 0, 1, 2.")
+        raise OptionError(
+            f"gammas = {listed}: give at least three different ones, such as -1, 0, 1, 2."
+        )
     if not all(math.isfinite(gamma) and abs(gamma) <= 10 for gamma in gammas):
         raise OptionError(f"gammas = {listed}: give numbers between -10 and 10.")
 
@@ -140,7 +154,9 @@ def _check_gammas(gammas: Sequence[float]) -> None:
 def _dimension(config: StudyConfig) -> str:
     other = [name for name in config.vary if name not in ("r", "n_kv_heads")]
     if other or len(config.vary) > 1:
-        raise OptionError(f"vary has {', '.join(config.vary)}: a calibration varies n_kv_heads or r alone.")
+        raise OptionError(
+            f"vary has {', '.join(config.vary)}: a calibration varies n_kv_heads or r alone."
+        )
     return next(iter(config.vary), "r")
 
 
@@ -177,8 +193,12 @@ def _base_r(config: StudyConfig) -> int | None:
     return None
 
 
-def _repetitions(asked: Sequence[int], config: StudyConfig, heads: int | None, first: int | None) -> list[int]:
-    """In order, the base's first: those asked for, those that the study varies, or some that the heads allow."""
+def _repetitions(
+    asked: Sequence[int], config: StudyConfig, heads: int | None, first: int | None
+) -> list[int]:
+    """In order, the base's first: those asked for, those that the study varies, or some that the
+    heads allow.
+    """
     found = sorted(set(asked or _varied(config, heads)))
     least = first if first is not None else (found[0] if found else 1)
     if heads is not None:
@@ -186,12 +206,14 @@ def _repetitions(asked: Sequence[int], config: StudyConfig, heads: int | None, f
         _check_divides(found, heads)
     elif not found:
         raise OptionError(
-            "the model does not say how many heads it has, so no r can be proposed. Give them: --repetitions 1,2,4."
+            "the model does not say how many heads it has, so no r can be proposed. Give them: "
+            "--repetitions 1,2,4."
         )
     found = sorted({least, *found})
     if found[0] != least or len(found) < 2:
         raise DimensionError(
-            f"r = {', '.join(map(str, found))}: the base has r = {least}, which must be the least, and one more is "
+            f"r = {', '.join(map(str, found))}: the base has r = {least}, which must be the least, "
+            "and one more is "
             "needed at least."
         )
     return found
@@ -207,14 +229,18 @@ def _check_divides(found: Sequence[int], heads: int) -> None:
     wrong = [r for r in found if r not in divisors]
     if wrong:
         allowed = ", ".join(map(str, divisors))
-        raise DimensionError(f"r = {wrong[0]} does not divide {heads} heads. Choose among {allowed}.")
+        raise DimensionError(
+            f"r = {wrong[0]} does not divide {heads} heads. Choose among {allowed}."
+        )
 
 
 def _spread(heads: int, least: int) -> list[int]:
     """The most that the heads can be shared, and halfway there in log2 of the factor."""
     above = [r for r in range(least + 1, heads + 1) if heads % r == 0]
     if not above:
-        raise DimensionError(f"{heads} heads cannot be shared more than by r = {least}. Choose another proxy.")
+        raise DimensionError(
+            f"{heads} heads cannot be shared more than by r = {least}. Choose another proxy."
+        )
     half = log2_paper_factor(above[-1], least) / 2
     return sorted({min(above, key=lambda r: abs(log2_paper_factor(r, least) - half)), above[-1]})
 
@@ -223,7 +249,9 @@ def _with_base(config: StudyConfig, r: int) -> dict[str, Any]:
     """Both studies have one base, which neither could tell from what it varies."""
     tables = dict(config.tables)
     if config.trainer is None or config.trainer.base is None:
-        tables["base"] = {key: v for key, v in tables.get("base", {}).items() if key != "n_kv_heads"} | {"r": r}
+        tables["base"] = {
+            key: v for key, v in tables.get("base", {}).items() if key != "n_kv_heads"
+        } | {"r": r}
     return tables
 
 
@@ -232,18 +260,25 @@ def _runs(config: StudyConfig) -> int | None:
     if search.method == "grid":
         count = sum(len(grid(cell.space, config.seeds, search.step)) for cell in cells)
         return count if search.trials is None else min(count, search.trials * len(cells))
-    return None if search.method == "adaptive" or search.trials is None else search.trials * len(cells)
+    return (
+        None if search.method == "adaptive" or search.trials is None else search.trials * len(cells)
+    )
 
 
 def _tokens(config: StudyConfig) -> float:
-    each = [lengths(config.run_config(cell, {"lr": 1.0}, config.seeds[0])).tokens for cell in config.cells()]
+    each = [
+        lengths(config.run_config(cell, {"lr": 1.0}, config.seeds[0])).tokens
+        for cell in config.cells()
+    ]
     return (_runs(config) or 0) / len(each) * sum(each)
 
 
 # What the runs say
 
 
-def factored(studies: Iterable[Study], only: Mapping[str, Sequence[str]] | None = None) -> list[Factored]:
+def factored(
+    studies: Iterable[Study], only: Mapping[str, Sequence[str]] | None = None
+) -> list[Factored]:
     """The runs of each factor at each r, the same factor of several rules once.
 
     `only` names the rules to take from a study, by the study's name.
@@ -271,7 +306,8 @@ def factored(studies: Iterable[Study], only: Mapping[str, Sequence[str]] | None 
 
 
 def log2_factor(rule: Rule, r: int, base_r: int = 1) -> float:
-    """log2 of a rule's factor on the key/value rate at r, relative to the base; heads × head_dim is the width.
+    """log2 of a rule's factor on the key/value rate at r, relative to the base; heads × head_dim is
+    the width.
 
     >>> log2_factor(Rule("mine", kv_factor="sqrt(r)"), 4), log2_factor(Rule("mine", kv_factor="r"), 12, base_r=3)
     (1.0, 2.0)
@@ -280,7 +316,10 @@ def log2_factor(rule: Rule, r: int, base_r: int = 1) -> float:
     if literal is None:
         return log2_paper_factor(r, base_r)
     if literal.free_symbols - {repetitions_symbol}:
-        raise OptionError(f"kv_factor = {rule.kv_factor!r} depends on more than r, which a calibration cannot read.")
+        raise OptionError(
+            f"kv_factor = {rule.kv_factor!r} depends on more than r, which a calibration cannot "
+            "read."
+        )
     here, there = (float(literal.subs(repetitions_symbol, value)) for value in (r, base_r))
     return math.log2(here / there)
 

@@ -10,13 +10,17 @@ AT_PROXY = "loss at the proxy's optimum"
 
 
 def choose(analysis: StudyAnalysis, asked: str | None) -> tuple[str, str]:
-    """A rule and the reason: the one asked for, the only one, or the one that trains best at the proxy's optimum."""
+    """A rule and the reason: the one asked for, the only one, or the one that trains best at the
+    proxy's optimum.
+    """
     swept = list(dict.fromkeys(cell.rule for cell in analysis.cells))
     if asked is not None:
         if asked not in swept:
             raise UnknownNameError("rule of this study", asked, swept)
         others = [rule for rule in swept if rule != asked and _between(analysis, asked, rule)]
-        return asked, "; ".join(["asked for", *(_against(analysis, asked, other) for other in others)])
+        return asked, "; ".join(
+            ["asked for", *(_against(analysis, asked, other) for other in others)]
+        )
     if len(swept) == 1:
         return swept[0], "the only one swept"
     losses = {rule: _losses(analysis, rule) for rule in swept}
@@ -25,13 +29,20 @@ def choose(analysis: StudyAnalysis, asked: str | None) -> tuple[str, str]:
         raise StudyFailedError("not one trial finished well: there is no optimum to carry over.")
     common = set.intersection(*(set(found) for found in losses.values()))
     means = {
-        rule: statistics.fmean(loss for label, loss in found.items() if not common or label in common)
+        rule: statistics.fmean(
+            loss for label, loss in found.items() if not common or label in common
+        )
         for rule, found in losses.items()
     }
     best = min(means, key=means.__getitem__)
     members = len(common) or len(losses[best])
-    reason = f"lowest loss at the proxy's optimum, {means[best]:.4f} nats over {members} member" + "s" * (members > 1)
-    return best, "; ".join([reason, *(_against(analysis, best, other) for other in means if other != best)])
+    reason = (
+        f"lowest loss at the proxy's optimum, {means[best]:.4f} nats over {members} member"
+        + "s" * (members > 1)
+    )
+    return best, "; ".join(
+        [reason, *(_against(analysis, best, other) for other in means if other != best)]
+    )
 
 
 def _losses(analysis: StudyAnalysis, rule: str) -> dict[str, float]:
@@ -58,11 +69,18 @@ def _against(analysis: StudyAnalysis, best: str, other: str) -> str:
     sign = 1 if comparison.first == best else -1
     low, high = sorted((sign * gap.low, sign * gap.high))
     numbers = f"{sign * gap.value:+.4f} [{low:+.4f}, {high:+.4f}] nats"
-    verdict = {best: "better than", other: "worse than"}.get(comparison.better or "", "no interval tells it from")
+    verdict = {best: "better than", other: "worse than"}.get(
+        comparison.better or "", "no interval tells it from"
+    )
     return f"{verdict} {other} ({numbers})"
 
 
 def _between(analysis: StudyAnalysis, one: str, other: str) -> Comparison | None:
     return next(
-        (c for c in analysis.comparisons if c.quantity == AT_PROXY and {c.first, c.second} == {one, other}), None
+        (
+            c
+            for c in analysis.comparisons
+            if c.quantity == AT_PROXY and {c.first, c.second} == {one, other}
+        ),
+        None,
     )

@@ -1,4 +1,6 @@
-"""Names from users as plain words: on one line, short, and without anything that code or a terminal would act on."""
+"""Names from users as plain words: on one line, short, and without anything that code or a terminal
+would act on.
+"""
 
 LONGEST = 120
 

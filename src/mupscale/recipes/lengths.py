@@ -35,25 +35,32 @@ class Length:
 def sequence_for(shape: ModelShape, asked: int | None) -> SequenceLength:
     """The sequences asked for, or the paper's of 8192, cut to the positions that the target has.
 
-    A target that does not say how many positions it has gets none. Positions that are learned are all there are.
+    A target that does not say how many positions it has gets none. Positions that are learned are
+    all there are.
     """
     if asked is not None:
         if asked < 1:
             raise DimensionError(f"sequence={asked} is not a number of tokens. Give at least 1.")
         if shape.learned_positions is not None and asked > shape.learned_positions:
             raise DimensionError(
-                f"sequence={asked} is longer than the {shape.learned_positions} positions that {shape.architecture} "
-                f"has embeddings for. Choose at most {shape.learned_positions}, or a target with more positions."
+                f"sequence={asked} is longer than the {shape.learned_positions} positions that "
+                f"{shape.architecture} "
+                f"has embeddings for. Choose at most {shape.learned_positions}, or a target with "
+                "more positions."
             )
         return SequenceLength(asked, "given")
     if shape.positions is None:
         return SequenceLength(None, "not known")
     if shape.positions <= SEQUENCE_TOKENS:
         return SequenceLength(shape.positions, "all positions of the target")
-    return SequenceLength(SEQUENCE_TOKENS, f"the paper's; the target has {shape.positions:,} positions")
+    return SequenceLength(
+        SEQUENCE_TOKENS, f"the paper's; the target has {shape.positions:,} positions"
+    )
 
 
-def length_for(parameters: int, total: float, sequence: SequenceLength, rule: BatchRule = "table") -> Length:
+def length_for(
+    parameters: int, total: float, sequence: SequenceLength, rule: BatchRule = "table"
+) -> Length:
     """The run of a model with so many parameters on so many tokens.
 
     The batch rule counts sequences of 8192; other sequences fill the same number of tokens.
@@ -65,7 +72,9 @@ def length_for(parameters: int, total: float, sequence: SequenceLength, rule: Ba
     22
     """
     if not (math.isfinite(total) and total >= SEQUENCE_TOKENS):
-        raise OptionError(f"{total:g} tokens are too few to train. Give at least {SEQUENCE_TOKENS}.")
+        raise OptionError(
+            f"{total:g} tokens are too few to train. Give at least {SEQUENCE_TOKENS}."
+        )
     tokens, size = round(total), sequence.tokens
     batch_tokens, batch = budget(tokens, rule).batch_tokens, None
     if size is not None:
@@ -80,10 +89,19 @@ def length_for(parameters: int, total: float, sequence: SequenceLength, rule: Ba
     )  # fmt: skip
 
 
-def total_tokens(parameters: int, tokens: float | None, per_parameter: float | None) -> float | None:
+def total_tokens(
+    parameters: int, tokens: float | None, per_parameter: float | None
+) -> float | None:
     """Of the run, from what was asked for; None where nothing was."""
     if tokens is not None and per_parameter is not None:
         raise OptionError(
-            f"tokens={tokens:g} and tokens_per_parameter={per_parameter:g} say the same. Give one of them."
+            f"tokens={tokens:g} and tokens_per_parameter={per_parameter:g} say the same. Give one "
+            "of them."
         )
-    return tokens if tokens is not None else None if per_parameter is None else per_parameter * parameters
+    return (
+        tokens
+        if tokens is not None
+        else None
+        if per_parameter is None
+        else per_parameter * parameters
+    )

@@ -49,10 +49,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Base values for a target, the plan that makes them each parameter's own, and what is not known.
+    """Base values for a target, the plan that makes them each parameter's own, and what is not
+    known.
 
-    A value: nothing is changed by it. `plan` applies it to a model: `plan.initialize_(model, std=recipe.std.value,
-    seed=0)` and `plan.param_groups(model, **recipe.base_values)`.
+    A value: nothing is changed by it. `plan` applies it to a model: `plan.initialize_(model,
+    std=recipe.std.value, seed=0)` and `plan.param_groups(model, **recipe.base_values)`.
     """
 
     target: str
@@ -67,7 +68,9 @@ class Recipe:
     std: BaseValue
     told: Told
     unknown: tuple[str, ...]
-    "Arguments of `transfer` for what neither the study nor the caller said: betas, eps, clip, floor, sequence."
+    """Arguments of `transfer` for what neither the study nor the caller said: betas, eps, clip,
+    floor, sequence.
+    """
     settings: Mapping[str, Any]
     "Of the study's optimizer."
     length: Length
@@ -111,7 +114,9 @@ class Recipe:
 
     @property
     def effective_taus(self) -> tuple[float, float] | None:
-        """The least and the largest τ of any parameter: 1/(its rate × its decay × steps). None without decay, or l2."""
+        """The least and the largest τ of any parameter: 1/(its rate × its decay × steps). None
+        without decay, or l2.
+        """
         products = [row.lr * row.weight_decay for row in self.rows if row.lr * row.weight_decay > 0]
         if not products or self.plan.decay == "l2":
             return None
@@ -145,12 +150,20 @@ class Recipe:
             "length": dataclasses.asdict(self.length),
             "plan": [{**dataclasses.asdict(row), "shape": list(row.shape)} for row in self.rows],
             "hooks": len(self.plan.hooks),
-            "evidence": {**_finite(dataclasses.asdict(self.evidence)), "share": self.evidence.share},
+            "evidence": {
+                **_finite(dataclasses.asdict(self.evidence)),
+                "share": self.evidence.share,
+            },
             "risks": list(self.risks),
         }
 
     def _base_values(self) -> dict[str, Any]:
-        values = {"lr": self.lr, "weight_decay": self.weight_decay, "eps": self.eps, "std": self.std}
+        values = {
+            "lr": self.lr,
+            "weight_decay": self.weight_decay,
+            "eps": self.eps,
+            "std": self.std,
+        }
         found: dict[str, Any] = {name: value and value.to_dict() for name, value in values.items()}
         return found | {"betas": self.betas and list(self.betas)}
 

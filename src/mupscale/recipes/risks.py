@@ -12,7 +12,12 @@ FEW_SEEDS = 3
 
 
 def risks(
-    swept: Swept, target: ModelShape, length: Length, plan: Plan, analysis: StudyAnalysis, transfer: RuleTransfer
+    swept: Swept,
+    target: ModelShape,
+    length: Length,
+    plan: Plan,
+    analysis: StudyAnalysis,
+    transfer: RuleTransfer,
 ) -> tuple[str, ...]:
     """Those that apply, the furthest from what was measured first."""
     return (
@@ -62,7 +67,11 @@ def _architecture(swept: Swept, target: ModelShape) -> Iterator[str]:
     shape = swept.variants[0].shape
     if shape.architecture != target.architecture:
         kinds = ["gated" if one.gated else "not gated" for one in (shape, target)]
-        differs = f"; its feed-forward part was {kinds[0]} and is {kinds[1]}" if shape.gated != target.gated else ""
+        differs = (
+            f"; its feed-forward part was {kinds[0]} and is {kinds[1]}"
+            if shape.gated != target.gated
+            else ""
+        )
         yield f"another architecture: {shape.architecture} was swept, and this is {target.architecture}{differs}"
     if shape.vocabulary and target.vocabulary and shape.vocabulary != target.vocabulary:
         data = f" ({swept.corpus})" if swept.corpus else ""
@@ -86,7 +95,11 @@ def _training(swept: Swept, length: Length) -> Iterator[str]:
 
 
 def _positions(target: ModelShape, length: Length) -> Iterator[str]:
-    if length.sequence is not None and target.positions is not None and length.sequence > target.positions:
+    if (
+        length.sequence is not None
+        and target.positions is not None
+        and length.sequence > target.positions
+    ):
         yield f"sequences of {length.sequence:,} tokens are longer than the target's {target.positions:,} positions"
 
 
@@ -98,13 +111,17 @@ def _evidence(swept: Swept, analysis: StudyAnalysis, transfer: RuleTransfer) -> 
     drift = transfer.drift
     if drift is not None and drift.excludes(0):
         yield (
-            f"the optimum moves with {analysis.axis} under {transfer.rule}: {drift.value:+.3f} [{drift.low:+.3f}, "
-            f"{drift.high:+.3f}] octaves for each doubling. It does not stand still, as the rule would have it"
+            f"the optimum moves with {analysis.axis} under {transfer.rule}: {drift.value:+.3f} "
+            f"[{drift.low:+.3f}, "
+            f"{drift.high:+.3f}] octaves for each doubling. It does not stand still, as the rule "
+            "would have it"
         )
     for other in analysis.comparisons:
         compared = other.quantity == "drift" and transfer.rule in (other.first, other.second)
         if compared and other.better not in (None, transfer.rule):
             yield f"the optimum moves less under {other.better}"
-    diverged = [c.member.label for c in analysis.cells if c.rule == transfer.rule and "diverged" in c.flags]
+    diverged = [
+        c.member.label for c in analysis.cells if c.rule == transfer.rule and "diverged" in c.flags
+    ]
     if diverged:
         yield f"runs diverged beyond the optimum ({', '.join(diverged)}): the stable range ends near it"

@@ -11,8 +11,9 @@ from mupscale.planning.groups import BaseValues
 class Row:
     """What the parameters of one template get; `*` in `pattern` stands for the number of the layer.
 
-    `std` is None for what is not drawn, `start` for what is; both are None for what stays as the model made it.
-    `folded` is the factor of the forward pass that is in the values, `multiplier` the one that a hook must apply.
+    `std` is None for what is not drawn, `start` for what is; both are None for what stays as the
+    model made it. `folded` is the factor of the forward pass that is in the values, `multiplier`
+    the one that a hook must apply.
     """
 
     pattern: str
@@ -36,7 +37,8 @@ class Row:
 
 
 def rows_of(plan: Plan, base: Mapping[str, BaseValues], std: float) -> tuple[Row, ...]:
-    """Every parameter of a plan, in its order. `base` holds the tuned values of each of its optimizers.
+    """Every parameter of a plan, in its order. `base` holds the tuned values of each of its
+    optimizers.
 
     Where layers of one template differ, each parameter has a row of its own.
     """
@@ -46,14 +48,21 @@ def rows_of(plan: Plan, base: Mapping[str, BaseValues], std: float) -> tuple[Row
     return tuple(row for group in grouped.values() for row in _rows(group, base, std))
 
 
-def _rows(group: Sequence[PlannedParameter], base: Mapping[str, BaseValues], std: float) -> list[Row]:
+def _rows(
+    group: Sequence[PlannedParameter], base: Mapping[str, BaseValues], std: float
+) -> list[Row]:
     alike = [_row(p, p.template, len(group), base, std) for p in group]
-    if len({(row.numbers, row.folded, row.multiplier, tuple(row.rows.items())) for row in alike}) == 1:
+    if (
+        len({(row.numbers, row.folded, row.multiplier, tuple(row.rows.items())) for row in alike})
+        == 1
+    ):
         return alike[:1]
     return [_row(parameter, parameter.name, 1, base, std) for parameter in group]
 
 
-def _row(p: PlannedParameter, pattern: str, count: int, base: Mapping[str, BaseValues], std: float) -> Row:
+def _row(
+    p: PlannedParameter, pattern: str, count: int, base: Mapping[str, BaseValues], std: float
+) -> Row:
     values = base[p.optimizer].of(p)
     return Row(
         pattern=pattern,

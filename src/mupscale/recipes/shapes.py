@@ -19,7 +19,9 @@ _POSITIONS = (
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What was read of a model. Parameters are counted as the paper does: with the readout, without the tables."""
+    """What was read of a model. Parameters are counted as the paper does: with the readout, without
+    the tables.
+    """
 
     architecture: str
     width: int
@@ -40,7 +42,9 @@ class ModelShape:
     positions: int | None = None
     "The longest sequence that its config speaks of."
     learned_positions: int | None = None
-    "The longest sequence that it has position embeddings for; None where positions are not learned."
+    """The longest sequence that it has position embeddings for; None where positions are not
+    learned.
+    """
 
     @property
     def base_dimensions(self) -> dict[str, int]:
@@ -86,12 +90,19 @@ def _positions(model: nn.Module) -> int | None:
     config: Any = getattr(bare(model), "config", None)
     config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     found = [getattr(config, name, None) for name in _POSITIONS]
-    return next((one for one in found if isinstance(one, int) and not isinstance(one, bool) and one > 0), None)
+    return next(
+        (one for one in found if isinstance(one, int) and not isinstance(one, bool) and one > 0),
+        None,
+    )
 
 
 def _learned_positions(facts: ModelFacts) -> int | None:
-    """Rows of the shortest table of positions. Some models keep a few more than their config says, for padding."""
-    return min((fact.fan_in for fact in facts.parameters.values() if fact.role == "position"), default=None)
+    """Rows of the shortest table of positions. Some models keep a few more than their config says,
+    for padding.
+    """
+    return min(
+        (fact.fan_in for fact in facts.parameters.values() if fact.role == "position"), default=None
+    )
 
 
 def _least(*numbers: int | None) -> int | None:
@@ -107,6 +118,14 @@ def _fan_in(facts: ModelFacts, role: str) -> int | None:
 
 
 def _gated(facts: ModelFacts, d_ff: int | None) -> bool:
-    """A gated part projects to twice as many units as it projects back from, in one matrix or in two."""
-    units = {f.template: f.fan_out for f in facts.parameters.values() if f.role in ("mlp_in", "expert_in")}
-    return d_ff is not None and any(unit == 2 * d_ff for unit in (sum(units.values()), *units.values()))
+    """A gated part projects to twice as many units as it projects back from, in one matrix or in
+    two.
+    """
+    units = {
+        f.template: f.fan_out
+        for f in facts.parameters.values()
+        if f.role in ("mlp_in", "expert_in")
+    }
+    return d_ff is not None and any(
+        unit == 2 * d_ff for unit in (sum(units.values()), *units.values())
+    )

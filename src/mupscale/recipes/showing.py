@@ -60,7 +60,8 @@ def _head(recipe: Recipe) -> list[str]:
     lines = [
         f"Recipe for {one_line(recipe.target)} from the study {one_line(evidence.study)}",
         f"Rule {one_line(recipe.rule)}: {recipe.why}.",
-        f"{_count(evidence.runs, 'run')} under it, {_count(len(evidence.members), 'model')} with an optimum"
+        f"{_count(evidence.runs, 'run')} under it, {_count(len(evidence.members), 'model')} with "
+        "an optimum"
         f"{members}, seed{'s' * (len(evidence.seeds) != 1)} {seeds or 'none'}.",
     ]
     if recipe.doubts:
@@ -70,8 +71,10 @@ def _head(recipe: Recipe) -> list[str]:
     if recipe.extrapolated:
         found = recipe.extrapolated
         lines.append(
-            f"Along the drift with {found.axis} the rate would be 2^{found.value:.2f} [2^{found.low:.2f}, "
-            f"2^{found.high:.2f}] at {found.axis} = {found.position:,g} (the members stand around {found.centre:.3g}): "
+            f"Along the drift with {found.axis} the rate would be 2^{found.value:.2f} "
+            f"[2^{found.low:.2f}, "
+            f"2^{found.high:.2f}] at {found.axis} = {found.position:,g} (the members stand around "
+            f"{found.centre:.3g}): "
             "the values below do not follow it."
         )
     return lines
@@ -81,17 +84,23 @@ def _meaning(recipe: Recipe) -> list[str]:
     """What the interval is for, so that nobody takes it for more."""
     evidence = recipe.evidence
     if len(evidence.members) < 2:
-        return ["Transfer itself was not measured: the interval is that of the one model that was swept."]
+        return [
+            "Transfer itself was not measured: the interval is that of the one model that was "
+            "swept."
+        ]
     lines = [
-        f"The interval holds if the target is one more of these models, which differ in {evidence.axis} alone. It "
+        "The interval holds if the target is one more of these models, which differ in "
+        f"{evidence.axis} alone. It "
         "knows nothing of the distances under 'What may go wrong'."
     ]
     drift, regret = evidence.drift, evidence.regret
     if drift is not None and regret is not None:
         told = "It moves" if drift.excludes(0) else "That it moves is not told from noise"
         lines.append(
-            f"Over these models the optimum goes {drift.value:+.3f} [{drift.low:+.3f}, {drift.high:+.3f}] octaves for "
-            f"each doubling of {evidence.axis}. {told}. Trained at the optimum of the least of them, the others give "
+            f"Over these models the optimum goes {drift.value:+.3f} [{drift.low:+.3f}, "
+            f"{drift.high:+.3f}] octaves for "
+            f"each doubling of {evidence.axis}. {told}. Trained at the optimum of the least of "
+            "them, the others give "
             f"up at most {regret.value:.4f} [{regret.low:.4f}, {regret.high:.4f}] nats."
         )
     return lines
@@ -104,7 +113,14 @@ def _count(number: int, noun: str) -> str:
 def _values(recipe: Recipe) -> Table:
     percent = f"{100 * recipe.evidence.confidence:g} % interval"
     lines = [["", "value", percent, ""]]
-    lines.append(["lr", f"{_number(recipe.lr.value)} = 2^{recipe.log2_lr.value:.2f}", _interval(recipe.lr), "searched"])
+    lines.append(
+        [
+            "lr",
+            f"{_number(recipe.lr.value)} = 2^{recipe.log2_lr.value:.2f}",
+            _interval(recipe.lr),
+            "searched",
+        ]
+    )
     if recipe.plan.optimizer.startswith("muon") and recipe.settings.get("adamw_lr"):
         lines.append(["lr beside Muon", _number(recipe.settings["adamw_lr"]), "", "not searched"])
     carried = "by its value" if recipe.decay.chosen == "wd" else "by its time scale"
@@ -129,7 +145,9 @@ def _interval(value: BaseValue) -> str:
     if not value.bounded:
         return "no bound" if value.source == "searched" else ""
     span = f"[{_number(value.low)}, {_number(value.high)}]"
-    powers = f"2^{math.log2(value.low):.2f} to 2^{math.log2(value.high):.2f}" if value.low > 0 else ""
+    powers = (
+        f"2^{math.log2(value.low):.2f} to 2^{math.log2(value.high):.2f}" if value.low > 0 else ""
+    )
     return f"{span} = {powers}" if powers else span
 
 
@@ -139,7 +157,11 @@ def _decays(recipe: Recipe) -> Table:
     lines = [["", "base weight decay", "interval", ""]]
     for way, value, how in (
         ("wd", decay.by_wd, "the same base value as in the study"),
-        ("tau", decay.by_tau, f"the same time scale in runs: steps {steps} → {decay.target_steps:,}"),
+        (
+            "tau",
+            decay.by_tau,
+            f"the same time scale in runs: steps {steps} → {decay.target_steps:,}",
+        ),
     ):
         chosen = "→ " if decay.chosen == way else "  "
         shown = ["unknown", ""] if value is None else [_number(value.value), _interval(value)]
@@ -152,9 +174,14 @@ def _taus(recipe: Recipe) -> list[str]:
     if decay.proxy_tau is None or decay.target_tau is None or effective is None:
         return []
     low, high = (f"{tau:.3g}" for tau in effective)
-    own = f"every decayed parameter's is {low}" if low == high else f"parameters have from {low} to {high}"
+    own = (
+        f"every decayed parameter's is {low}"
+        if low == high
+        else f"parameters have from {low} to {high}"
+    )
     return [
-        f"Base τ_epoch, the memory of decay in runs: {decay.proxy_tau:.3g} in the study, {decay.target_tau:.3g} here; "
+        f"Base τ_epoch, the memory of decay in runs: {decay.proxy_tau:.3g} in the study, "
+        f"{decay.target_tau:.3g} here; "
         f"{own}."
     ]
 
@@ -166,16 +193,22 @@ def _run(recipe: Recipe) -> Table:
     return [
         ["tokens", f"{length.tokens:,} ({each})"],
         ["batch", _batch(recipe)],
-        ["steps", f"{length.steps:,}, of them {length.warmup:,} of linear warmup, then a cosine{_floor(recipe)}"],
+        ["steps", f"{length.steps:,}, of them {length.warmup:,} of linear warmup, then a "
+                  f"cosine{_floor(recipe)}"],
         ["clipping", _clipping(recipe)],
         ["cost", f"{evidence.target_flops:.2e} FLOPs; the study took "
-         + ("an unknown number" if share is None else f"{evidence.study_flops:.2e}, {_percent(share)} of that")],
+         + ("an unknown number" if share is None else f"{evidence.study_flops:.2e}, "
+                                                      f"{_percent(share)} of that")],
     ]  # fmt: skip
 
 
 def _batch(recipe: Recipe) -> str:
     length = recipe.length
-    rule = "" if length.batch_rule == "table" else f", by the rule that the study had: {length.batch_rule}"
+    rule = (
+        ""
+        if length.batch_rule == "table"
+        else f", by the rule that the study had: {length.batch_rule}"
+    )
     if length.sequence is None or length.batch_sequences is None:
         return f"{length.batch_tokens:,} tokens; how long a sequence is, is {_NOT_KNOWN}{rule}"
     source = "" if length.sequence_source == "given" else f" ({length.sequence_source})"
@@ -236,10 +269,13 @@ def _start(row: Row) -> str:
 
 def _hooks(recipe: Recipe) -> list[str]:
     folded = [one_line(row.pattern) for row in recipe.rows if row.folded != 1]
-    lines = [f"Factors of the forward pass are in the values of {', '.join(folded)}."] if folded else []
+    lines = (
+        [f"Factors of the forward pass are in the values of {', '.join(folded)}."] if folded else []
+    )
     if recipe.plan.hooks:
         lines.append(
-            f"{len(recipe.plan.hooks)} factors are hooks in the forward pass: apply this plan with mupscale "
+            f"{len(recipe.plan.hooks)} factors are hooks in the forward pass: apply this plan with "
+            "mupscale "
             "(plan.initialize_, plan.param_groups)."
         )
     return lines
@@ -263,7 +299,10 @@ def _section(title: str, lines: Sequence[str]) -> list[str]:
 
 def _columns(table: Table) -> list[str]:
     widths = [max(len(line[k]) for line in table) for k in range(len(table[0]))]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in table]
+    return [
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    ]
 
 
 def _filled(lines: Sequence[str]) -> list[str]:
@@ -272,7 +311,11 @@ def _filled(lines: Sequence[str]) -> list[str]:
 
 def _bullets(lines: Sequence[str]) -> list[str]:
     said = [f"{one_line(line, LONG).rstrip('.')}." for line in lines]
-    return [part for line in said for part in textwrap.wrap(line, WIDTH, initial_indent="- ", subsequent_indent="  ")]
+    return [
+        part
+        for line in said
+        for part in textwrap.wrap(line, WIDTH, initial_indent="- ", subsequent_indent="  ")
+    ]
 
 
 def _pipes(table: Table) -> list[str]:
@@ -290,4 +333,6 @@ def _inert(words: str) -> str:
     >>> print(_inert("model.layers.*.weight | <b>"))
     model.layers.\*.weight \| \<b>
     """
-    return "".join(f"\\{letter}" if letter in "\\`*_|<[" else letter for letter in one_line(words, LONG))
+    return "".join(
+        f"\\{letter}" if letter in "\\`*_|<[" else letter for letter in one_line(words, LONG)
+    )

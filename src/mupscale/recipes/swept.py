@@ -1,4 +1,6 @@
-"""What a study trained under one rule: its models, how long, with which settings, from which base."""
+"""What a study trained under one rule: its models, how long, with which settings, from which
+base.
+"""
 
 import dataclasses
 import math
@@ -22,7 +24,9 @@ from mupscale.training.preparation import on_meta
 
 @dataclass(frozen=True)
 class Variant:
-    """A model that was swept, and how long it was trained; None for what a trainer of one's own did not say."""
+    """A model that was swept, and how long it was trained; None for what a trainer of one's own did
+    not say.
+    """
 
     shape: ModelShape
     steps: int | None
@@ -40,7 +44,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Swept:
-    """A rule of a study. `settings` are the base values that it did not search; None where they are not known."""
+    """A rule of a study. `settings` are the base values that it did not search; None where they are
+    not known.
+    """
 
     study: str
     rule: Rule
@@ -62,7 +68,9 @@ class Swept:
 
     @property
     def steps(self) -> float | None:
-        """Of a run: the geometric mean over the variants, since optima are averaged as logarithms."""
+        """Of a run: the geometric mean over the variants, since optima are averaged as
+        logarithms.
+        """
         counts = [variant.steps for variant in self.variants if variant.steps]
         return math.exp(sum(map(math.log, counts)) / len(counts)) if counts else None
 
@@ -105,7 +113,11 @@ def _flops(trials: Iterable[Trial], variants: Mapping[str, Variant]) -> float | 
     if any(trial.tokens is None for trial in known):
         return None
     return float(
-        sum(6 * variants[t.cell].shape.active_parameters * (t.tokens or 0) for t in known if t.cell in variants)
+        sum(
+            6 * variants[t.cell].shape.active_parameters * (t.tokens or 0)
+            for t in known
+            if t.cell in variants
+        )
     )
 
 
@@ -130,7 +142,11 @@ class _Reference:
 
     def settings(self, cell: Cell) -> Mapping[str, Any]:
         run = self._run(cell)
-        told = {"clip": run.optimizer.clip or 0.0, "floor": run.length.floor, "batch_rule": run.length.batch_rule}
+        told = {
+            "clip": run.optimizer.clip or 0.0,
+            "floor": run.length.floor,
+            "batch_rule": run.length.batch_rule,
+        }
         return dataclasses.asdict(run.optimizer) | told
 
 
@@ -147,7 +163,8 @@ class _Own:
     def __init__(self, config: StudyConfig, trainer: Trainer) -> None:
         if trainer.target is None:
             raise OptionError(
-                f"the study {config.name} does not say which model it trained, so there is no base to scale from. "
+                f"the study {config.name} does not say which model it trained, so there is no base "
+                "to scale from. "
                 'Write trainer.target = "hf:llama,hidden_size=256", say, into its study.toml.'
             )
         self._config, self._target, self._base = config, trainer.target, trainer.base
@@ -169,7 +186,9 @@ class _Own:
         given = cell.tables.get("base", {})
         least = {k: max(v) if k == "n_kv_heads" else min(v) for k, v in self._config.vary.items()}
         if not given and not least:
-            raise OptionError(f"the study {self._config.name} has no base. Write [base] with width, depth and r.")
+            raise OptionError(
+                f"the study {self._config.name} has no base. Write [base] with width, depth and r."
+            )
         if not given:
             return self._shape(self._target, least).base_dimensions
         own = self._shape(self._target, cell.dimensions)
@@ -178,7 +197,8 @@ class _Own:
     def settings(self, cell: Cell) -> Mapping[str, Any]:
         """What [optimizer] and [length] say, None for the rest.
 
-        Only what the trials were handed is taken for granted: a plan for AdamW, with its multipliers folded.
+        Only what the trials were handed is taken for granted: a plan for AdamW, with its
+        multipliers folded.
         """
         given, length = dict(cell.tables.get("optimizer", {})), cell.tables.get("length", {})
         unknown = dict.fromkeys((f.name for f in dataclasses.fields(Optimizing)), None)
@@ -190,11 +210,15 @@ class _Own:
 def named_shape(name: str, dimensions: tuple[tuple[str, int], ...], reading: Reading) -> ModelShape:
     """Of a model by name, with some of its dimensions changed."""
     model = Family(name, device="meta")(**dict(dimensions)) if dimensions else resolve(name).model
-    return shape_of(model, reading.fitting([bare_name(key) for key, _ in bare(model).named_parameters()]))
+    return shape_of(
+        model, reading.fitting([bare_name(key) for key, _ in bare(model).named_parameters()])
+    )
 
 
 def _resized(own: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int]:
-    """The sizes of a base that was given in part: those of attention and feed-forward follow the width."""
+    """The sizes of a base that was given in part: those of attention and feed-forward follow the
+    width.
+    """
     width = given.get("width", own["width"])
     follow = {name: own[name] * width // own["width"] for name in ("inner", "d_ff") if name in own}
     return {**own, **follow, **given}

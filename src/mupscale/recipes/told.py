@@ -1,4 +1,6 @@
-"""What a recipe was told of the training beside base values. What nobody said is not made up, but asked for."""
+"""What a recipe was told of the training beside base values. What nobody said is not made up, but
+asked for.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -38,9 +40,13 @@ class Told:
     @staticmethod
     def of(settings: Mapping[str, Any], given: Mapping[str, Any]) -> "Told":
         """Of a study's settings, with those given put over them."""
-        both = {name: settings.get(name) if value is None else value for name, value in given.items()}
+        both = {
+            name: settings.get(name) if value is None else value for name, value in given.items()
+        }
         by: dict[str, Teller] = {
-            name: "the study" if given[name] is None else "given" for name, value in both.items() if value is not None
+            name: "the study" if given[name] is None else "given"
+            for name, value in both.items()
+            if value is not None
         }
         return Told(_betas(both["betas"]), _clip(both["clip"]), _floor(both["floor"]), by)
 

@@ -8,7 +8,13 @@ from typing import Any
 from torch import nn
 
 from mupscale.analysis.families import RuleTransfer, StudyAnalysis
-from mupscale.errors import DimensionError, OptionError, StudyFailedError, UnknownNameError, UnreadableModelError
+from mupscale.errors import (
+    DimensionError,
+    OptionError,
+    StudyFailedError,
+    UnknownNameError,
+    UnreadableModelError,
+)
 from mupscale.planning import Plan, plan
 from mupscale.planning.base import Base
 from mupscale.planning.groups import BaseValues, takes_no_eps
@@ -51,23 +57,25 @@ def transfer(
     reading: Reading | None = None,
     analysis: StudyAnalysis | None = None,
 ) -> Recipe:
-    """What to train a target with, from what a study found on small models, each number with its interval.
+    """What to train a target with, from what a study found on small models, each number with its
+    interval.
 
-    What neither the study nor you say is not made up: the recipe lists it as not known (`recipe.unknown`).
+    What neither the study nor you say is not made up: the recipe lists it as not known
+    (`recipe.unknown`).
 
-    study                 a study, or its folder
-    to                    the target: a name that `mupscale plan` takes, a model (also on the meta device), a `Target`
-    rule                  one that was swept (default: the one with the lowest loss at the proxy's optimum)
-    decay                 carry weight decay over by its value ("wd"), or by its time scale in runs ("tau")
-    tokens                of the target's run; or
-    tokens_per_parameter  (default: the study's own)
-    sequence              tokens of a sequence (default: the target's positions, at most 8192)
-    weight_decay, eps, std, betas   of the base, in place of what the study used, where it did not search them
-    clip                  the norm to which gradients are clipped, 0 for none, in place of the study's
-    floor                 the share of the rate at which the cosine ends, in place of the study's
-    base                  what was tuned, as a model or config of the target's kind, where the study's sizes are not
+    study                 a study, or its folder to                    the target: a name that
+    `mupscale plan` takes, a model (also on the meta device), a `Target` rule                  one
+    that was swept (default: the one with the lowest loss at the proxy's optimum) decay
+    carry weight decay over by its value ("wd"), or by its time scale in runs ("tau") tokens
+    of the target's run; or tokens_per_parameter  (default: the study's own) sequence
+    tokens of a sequence (default: the target's positions, at most 8192) weight_decay, eps, std,
+    betas   of the base, in place of what the study used, where it did not search them clip
+    the norm to which gradients are clipped, 0 for none, in place of the study's floor
+    the share of the rate at which the cosine ends, in place of the study's base
+    what was tuned, as a model or config of the target's kind, where the study's sizes are not
                           enough: `mupscale.proxy(config, width=…, depth=…)`
-    reading               what the target cannot say by itself: roles, ignored keys, inputs (default: the
+    reading               what the target cannot say by itself: roles, ignored keys, inputs
+    (default: the
                           mupscale.toml beside a target by name)
     analysis              of the study, if it was made before
     """
@@ -83,7 +91,9 @@ def transfer(
     told = Told.of(swept.settings, {"betas": betas, "clip": clip, "floor": floor})
     optima, moved = found_optima(found, name), _transfer_of(found, name)
     if not optima:
-        raise StudyFailedError(f"under {name}, not one trial finished well: there is no optimum to carry over.")
+        raise StudyFailedError(
+            f"under {name}, not one trial finished well: there is no optimum to carry over."
+        )
     made = _plan(target, swept, swept.base if base is None else base, said)
     length = _length(swept, shape, tokens, tokens_per_parameter, sequence)
     known_eps = _eps(eps, swept.settings, made, own=study.config.trainer is not None)
@@ -98,7 +108,9 @@ def transfer(
 
     log2_lr = predicted(optima["lr"], moved.mean, found.confidence)
     values = {
-        parameter: BaseValue.of_log2(log2_lr if parameter == "lr" else predicted(several, None, found.confidence))
+        parameter: BaseValue.of_log2(
+            log2_lr if parameter == "lr" else predicted(several, None, found.confidence)
+        )
         for parameter, several in optima.items()
     }
     decayed = _decay(decay, values, weight_decay, swept, length.steps, made.decay)
@@ -130,26 +142,44 @@ def transfer(
 
 
 def _length(
-    swept: Swept, shape: ModelShape, tokens: float | None, per_parameter: float | None, sequence: int | None
+    swept: Swept,
+    shape: ModelShape,
+    tokens: float | None,
+    per_parameter: float | None,
+    sequence: int | None,
 ) -> Length | None:
     """None where nothing says how many tokens the run has."""
     if tokens is None and per_parameter is None:
         per_parameter = swept.variants[0].tokens_per_parameter
     total = total_tokens(shape.parameters, tokens, per_parameter)
     asked = sequence_for(shape, sequence)
-    return None if total is None else length_for(shape.parameters, total, asked, swept.settings["batch_rule"])
+    return (
+        None
+        if total is None
+        else length_for(shape.parameters, total, asked, swept.settings["batch_rule"])
+    )
 
 
 def _lacking(
-    swept: Swept, searched: Collection[str], given: Mapping[str, float | None], length: Length | None
+    swept: Swept,
+    searched: Collection[str],
+    given: Mapping[str, float | None],
+    length: Length | None,
 ) -> tuple[str, ...]:
     """What a recipe cannot do without."""
-    found = [name for name, value in given.items() if value is None and swept.settings.get(name) is None]
+    found = [
+        name for name, value in given.items() if value is None and swept.settings.get(name) is None
+    ]
     same = {"weight_decay": {"weight_decay", "tau_epoch"}, "std": {"std"}}
-    return (*(name for name in found if not same[name] & set(searched)), *(() if length else ("tokens",)))
+    return (
+        *(name for name in found if not same[name] & set(searched)),
+        *(() if length else ("tokens",)),
+    )
 
 
-def _unknown(made: Plan, told: Told, eps: BaseValue | None, shape: ModelShape, sequence: int | None) -> tuple[str, ...]:
+def _unknown(
+    made: Plan, told: Told, eps: BaseValue | None, shape: ModelShape, sequence: int | None
+) -> tuple[str, ...]:
     """What is left open in a recipe, since nobody said it."""
     found = {
         "betas": told.betas is None and _takes_betas(made),
@@ -162,7 +192,9 @@ def _unknown(made: Plan, told: Told, eps: BaseValue | None, shape: ModelShape, s
 
 
 def _takes_betas(made: Plan) -> bool:
-    return any(parameter.optimizer in ("adamw", "adam", "lion") for parameter in made.parameters.values())
+    return any(
+        parameter.optimizer in ("adamw", "adam", "lion") for parameter in made.parameters.values()
+    )
 
 
 def _takes_eps(made: Plan) -> bool:
@@ -190,11 +222,17 @@ def _check(study: Study, given: Mapping[str, float | None], rule: str | None) ->
     for name, value in given.items():
         same = {"weight_decay", "tau_epoch"} if name == "weight_decay" else {name}
         if value is not None and same & set(study.config.space):
-            raise OptionError(f"{name}={value:g}, but the study searched it. Leave it out: its optimum is taken.")
+            raise OptionError(
+                f"{name}={value:g}, but the study searched it. Leave it out: its optimum is taken."
+            )
     if not study.trials:
-        raise OptionError(f"{study.folder} has no finished trial yet. Run it: mupscale sweep {study.folder}")
+        raise OptionError(
+            f"{study.folder} has no finished trial yet. Run it: mupscale sweep {study.folder}"
+        )
     if not any(trial.loss is not None for trial in study.trials):
-        raise StudyFailedError(f"{study.folder}: not one trial finished well, so there is no optimum to carry over.")
+        raise StudyFailedError(
+            f"{study.folder}: not one trial finished well, so there is no optimum to carry over."
+        )
 
 
 def _transfer_of(analysis: StudyAnalysis, rule: str) -> RuleTransfer:
@@ -220,7 +258,12 @@ def _plan(target: Target, swept: Swept, base: Base, reading: Reading) -> Plan:
 
 
 def _decay(
-    way: Carrying, values: Mapping[str, BaseValue], given: float | None, swept: Swept, steps: int, kind: Decay
+    way: Carrying,
+    values: Mapping[str, BaseValue],
+    given: float | None,
+    swept: Swept,
+    steps: int,
+    kind: Decay,
 ) -> CarriedDecay:
     tau = values.get("tau_epoch")
     decay = values.get("weight_decay")
@@ -231,8 +274,12 @@ def _decay(
     )  # fmt: skip
 
 
-def _eps(given: float | None, settings: Mapping[str, Any], made: Plan, *, own: bool) -> BaseValue | None:
-    """None where nobody says it, or no optimizer of the plan takes one. The reference model trains with torch's."""
+def _eps(
+    given: float | None, settings: Mapping[str, Any], made: Plan, *, own: bool
+) -> BaseValue | None:
+    """None where nobody says it, or no optimizer of the plan takes one. The reference model trains
+    with torch's.
+    """
     if not _takes_eps(made):
         return None
     if given is None and settings["eps"] is None:
@@ -252,7 +299,9 @@ def _base_values(
     return found
 
 
-def _evidence(swept: Swept, analysis: StudyAnalysis, moved: RuleTransfer, target_flops: float) -> Evidence:
+def _evidence(
+    swept: Swept, analysis: StudyAnalysis, moved: RuleTransfer, target_flops: float
+) -> Evidence:
     members = tuple(member.label for member in moved.members)
     axis = {None: "nothing", "parameters": "size"}.get(analysis.axis, analysis.axis or "")
     worst = max((one.loss for one in moved.regrets), key=lambda loss: loss.value, default=None)

@@ -50,12 +50,16 @@ def _power(exponent: float) -> float:
 
 @dataclass(frozen=True)
 class CarriedDecay:
-    """The base weight decay of the target: λ as the study had it, or what keeps τ_epoch = 1/(η0·λ0·steps)."""
+    """The base weight decay of the target: λ as the study had it, or what keeps τ_epoch =
+    1/(η0·λ0·steps).
+    """
 
     chosen: Carrying
     by_wd: BaseValue
     by_tau: BaseValue | None
-    "None where the study does not say how many steps its runs had, and for l2 decay, which has no τ."
+    """None where the study does not say how many steps its runs had, and for l2 decay, which has no
+    τ.
+    """
     proxy_steps: float | None
     target_steps: int
     proxy_tau: float | None
@@ -73,7 +77,11 @@ class CarriedDecay:
         """Base τ of the target with the chosen decay."""
         if self.proxy_tau is None or self.proxy_steps is None:
             return None
-        return self.proxy_tau if self.chosen == "tau" else self.proxy_tau * self.proxy_steps / self.target_steps
+        return (
+            self.proxy_tau
+            if self.chosen == "tau"
+            else self.proxy_tau * self.proxy_steps / self.target_steps
+        )
 
 
 def carried(
@@ -88,8 +96,8 @@ def carried(
 ) -> CarriedDecay:
     """Decay for the target from the decay, or the τ, of the study.
 
-    Decay coupled to the rate shrinks weights by η·λ in a step, independent decay by λ alone. Either way λ goes with
-    1/steps where τ is kept. Decay inside of the gradient (l2) has no time scale.
+    Decay coupled to the rate shrinks weights by η·λ in a step, independent decay by λ alone. Either
+    way λ goes with 1/steps where τ is kept. Decay inside of the gradient (l2) has no time scale.
 
     >>> both = carried("tau", 2**-6, BaseValue.fixed(0.1, "not searched"), None, proxy_steps=500, target_steps=50_000)
     >>> both.by_wd.value, round(both.by_tau.value, 12), round(both.proxy_tau, 12) == round(both.target_tau, 12)
@@ -98,19 +106,31 @@ def carried(
     if decay is None:
         assert tau is not None
         if proxy_steps is None:
-            raise OptionError("the study searched tau_epoch, and its trials do not say their steps: have them say it.")
+            raise OptionError(
+                "the study searched tau_epoch, and its trials do not say their steps: have them "
+                "say it."
+            )
         decay = _inverse(tau, lr * proxy_steps)
     if chosen == "tau" and (proxy_steps is None or kind == "l2"):
-        lacking = "l2 decay has no time scale" if kind == "l2" else "the study's trials do not say their steps"
+        lacking = (
+            "l2 decay has no time scale"
+            if kind == "l2"
+            else "the study's trials do not say their steps"
+        )
         raise OptionError(f"decay='tau': {lacking}. Use 'wd'.")
-    by_tau = None if proxy_steps is None or kind == "l2" else decay.times(proxy_steps / target_steps)
+    by_tau = (
+        None if proxy_steps is None or kind == "l2" else decay.times(proxy_steps / target_steps)
+    )
     rate = decay.value * (1.0 if kind == "independent" else lr)
     proxy_tau = 1 / (rate * proxy_steps) if rate and proxy_steps and by_tau else None
     return CarriedDecay(chosen, decay, by_tau, proxy_steps, target_steps, proxy_tau)
 
 
 def _inverse(tau: BaseValue, factor: float) -> BaseValue:
-    low, high = (1 / (end * factor) if math.isfinite(end) and end else math.inf for end in (tau.high, tau.low))
+    low, high = (
+        1 / (end * factor) if math.isfinite(end) and end else math.inf
+        for end in (tau.high, tau.low)
+    )
     bounds = (low, high) if tau.bounded else (-math.inf, math.inf)
     return BaseValue(1 / (tau.value * factor), *bounds, tau.source)
 
@@ -124,6 +144,7 @@ def settled(name: str, given: float | None, settings: Mapping[str, Any]) -> Base
     if settings.get(name) is None:
         flag = name.replace("_", "-")
         raise OptionError(
-            f"the study does not say which {name} its trainer used. Give it: {name}=…, or --{flag} on the command line."
+            f"the study does not say which {name} its trainer used. Give it: {name}=…, or --{flag} "
+            "on the command line."
         )
     return BaseValue.fixed(float(settings[name]), "not searched")

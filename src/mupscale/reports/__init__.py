@@ -1,7 +1,13 @@
 """Reports: pictures and files, drawn from plain data."""
 
 from mupscale.reports.bands import Band, draw_bands
-from mupscale.reports.checks import check_panels, draw_check, draw_verdicts, save_findings, save_pictures
+from mupscale.reports.checks import (
+    check_panels,
+    draw_check,
+    draw_verdicts,
+    save_findings,
+    save_pictures,
+)
 from mupscale.reports.curves import CurvePanel, LossCurve, curve_panels, draw_curves
 from mupscale.reports.maps import LossMap, MapGrid, draw_maps, map_grids
 from mupscale.reports.panels import Line, Panel, draw_panels

@@ -19,7 +19,8 @@ _TITLE_INCHES, _LABEL_INCHES = 0.1, 0.085
 def blank_figure(
     width_inches: float, height_inches: float, *, formulas: bool = True
 ) -> "Generator[Figure, None, None]":
-    """A figure to draw on inside the `with`; afterwards matplotlib's settings are the caller's own again.
+    """A figure to draw on inside the `with`; afterwards matplotlib's settings are the caller's own
+    again.
 
     Without `formulas`, dollars in a text are dollars: for names that a user chose.
     """

@@ -24,11 +24,16 @@ def check_panels(result: CheckResult, statistic: str) -> list[Panel]:
     found = {one.role: one for one in result.findings if one.statistic == statistic}
     lines: dict[str, list[Line]] = {}
     for curve in curves(result, statistic):
-        line = Line(f"{result.quantity} = {curve.x}", curve.steps, curve.mean, curve.low, curve.high)
+        line = Line(
+            f"{result.quantity} = {curve.x}", curve.steps, curve.mean, curve.low, curve.high
+        )
         lines.setdefault(curve.role, []).append(line)
     return [
         Panel(
-            role.replace("_", " "), lines[role], found[role].verdict, f"slope {interval_text(slope_bar(found[role]))}"
+            role.replace("_", " "),
+            lines[role],
+            found[role].verdict,
+            f"slope {interval_text(slope_bar(found[role]))}",
         )
         for role in lines
         if role in found
@@ -59,7 +64,9 @@ def draw_check(result: CheckResult, statistic: str, title: str) -> "Figure":
     )
 
 
-def draw_verdicts(result: CheckResult, title: str, findings: Sequence[Finding] | None = None) -> "Figure":
+def draw_verdicts(
+    result: CheckResult, title: str, findings: Sequence[Finding] | None = None
+) -> "Figure":
     """Slopes with intervals and verdicts, beside what theory predicts for the plan."""
     chosen = result.judged if findings is None else findings
     return draw_slopes(
@@ -78,7 +85,9 @@ def save_findings(result: CheckResult, folder: Path) -> list[Path]:
     return [folder / "findings.jsonl", save_csv(flat, folder / "findings.csv")]
 
 
-def save_pictures(result: CheckResult, folder: Path, statistics: Sequence[str] = ("update", "dh")) -> list[Path]:
+def save_pictures(
+    result: CheckResult, folder: Path, statistics: Sequence[str] = ("update", "dh")
+) -> list[Path]:
     """The summary of slopes, and the panels of some statistics."""
     rule, seeds = result.about["rule"]["name"], f"{len(result.about['seeds'])} seeds"
     summary = f"{rule}: {result.verdict} ({seeds}; intervals of {result.criteria.confidence:.0%} together)"

@@ -1,4 +1,6 @@
-"""Loss against the learning rate: a panel a rule, a line a member of the family, and beneath them their optima."""
+"""Loss against the learning rate: a panel a rule, a line a member of the family, and beneath them
+their optima.
+"""
 
 import math
 import textwrap
@@ -13,7 +15,13 @@ from mupscale.analysis.measurements import Measurement, Member
 from mupscale.errors import OptionError
 from mupscale.reports.canvas import blank_figure
 from mupscale.reports.log_axes import Limits
-from mupscale.reports.octaves import member_text, octave_ticks, power_of_two, short_name, with_margin
+from mupscale.reports.octaves import (
+    member_text,
+    octave_ticks,
+    power_of_two,
+    short_name,
+    with_margin,
+)
 from mupscale.reports.style import INK, QUIET, ordered_colours
 
 if TYPE_CHECKING:
@@ -49,7 +57,9 @@ class Found:
 
 @dataclass(frozen=True)
 class LossCurve:
-    """One member: its runs as (log2 rate, loss), and their mean over seeds at each rate that none diverged at."""
+    """One member: its runs as (log2 rate, loss), and their mean over seeds at each rate that none
+    diverged at.
+    """
 
     member: Member
     runs: tuple[tuple[float, float], ...]
@@ -61,7 +71,9 @@ class LossCurve:
 
 @dataclass(frozen=True)
 class CurvePanel:
-    """One rule. `transfer` has the mean of the optima and their spread; `joined`: only the rate was searched."""
+    """One rule. `transfer` has the mean of the optima and their spread; `joined`: only the rate was
+    searched.
+    """
 
     rule: str
     curves: tuple[LossCurve, ...]
@@ -82,19 +94,28 @@ def curve_panels(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> list[C
     for rule in dict.fromkeys(run.rule for run in runs if "lr" in run.params):
         own = [run for run in runs if run.rule == rule and "lr" in run.params]
         members = dict.fromkeys(run.member for run in own)
-        curves = [_curve(analysis, rule, member, [run for run in own if run.member == member]) for member in members]
+        curves = [
+            _curve(analysis, rule, member, [run for run in own if run.member == member])
+            for member in members
+        ]
         seeds = len({run.seed for run in own})
         panels.append(CurvePanel(rule, tuple(curves), transfers.get(rule), seeds, joined))
     return panels
 
 
-def _curve(analysis: StudyAnalysis, rule: str, member: Member, runs: Sequence[Measurement]) -> LossCurve:
+def _curve(
+    analysis: StudyAnalysis, rule: str, member: Member, runs: Sequence[Measurement]
+) -> LossCurve:
     at: dict[float, list[float | None]] = {}
     for run in sorted(runs, key=lambda run: run.params["lr"]):
-        at.setdefault(run.log2("lr"), []).append(run.loss if run.loss is None or math.isfinite(run.loss) else None)
+        at.setdefault(run.log2("lr"), []).append(
+            run.loss if run.loss is None or math.isfinite(run.loss) else None
+        )
     return LossCurve(
         member=member,
-        runs=tuple((rate, loss) for rate, losses in at.items() for loss in losses if loss is not None),
+        runs=tuple(
+            (rate, loss) for rate, losses in at.items() for loss in losses if loss is not None
+        ),
         # A mean over those that survived would look better than the rate is.
         mean=tuple((rate, fmean(known)) for rate, known in _complete(at.items())),
         diverged=tuple(rate for rate, losses in at.items() for loss in losses if loss is None),
@@ -102,7 +123,9 @@ def _curve(analysis: StudyAnalysis, rule: str, member: Member, runs: Sequence[Me
     )
 
 
-def _complete(points: Iterable[tuple[float, Sequence[float | None]]]) -> Iterable[tuple[float, list[float]]]:
+def _complete(
+    points: Iterable[tuple[float, Sequence[float | None]]],
+) -> Iterable[tuple[float, list[float]]]:
     for rate, losses in points:
         known = [loss for loss in losses if loss is not None]
         if len(known) == len(losses):
@@ -115,11 +138,15 @@ def _found(cell: CellAnalysis | None) -> Found | None:
     return Found(cell.found["lr"], cell.loss, sure=not UNSURE & set(cell.flags))
 
 
-def draw_curves(panels: Sequence[CurvePanel], *, axis: str | None = None, confidence: float = 0.95) -> "Figure":
-    """Means over seeds as lines and runs as faint points, over a strip with each optimum and its interval.
+def draw_curves(
+    panels: Sequence[CurvePanel], *, axis: str | None = None, confidence: float = 0.95
+) -> "Figure":
+    """Means over seeds as lines and runs as faint points, over a strip with each optimum and its
+    interval.
 
-    All panels share their axes. The dashed line is the mean of a rule's optima, the grey band ±1 standard deviation
-    over members (ddof 0). Losses far above the valley leave the top; runs that diverged are crosses there.
+    All panels share their axes. The dashed line is the mean of a rule's optima, the grey band ±1
+    standard deviation over members (ddof 0). Losses far above the valley leave the top; runs that
+    diverged are crosses there.
     """
     if not any(panel.runs for panel in panels):
         raise OptionError("there is no run to draw. Wait until one has ended.")
@@ -127,10 +154,14 @@ def draw_curves(panels: Sequence[CurvePanel], *, axis: str | None = None, confid
     rows, columns = _grid(len(panels))
     strip = max(0.16 + 0.11 * len(members), 0.4)
     width = 2.3 * columns + 0.5 if columns > 1 else 3.4
-    with blank_figure(width, rows * (2.6 + strip) + 0.45 + 0.2 * math.ceil(len(members) / 5), formulas=False) as figure:
+    with blank_figure(
+        width, rows * (2.6 + strip) + 0.45 + 0.2 * math.ceil(len(members) / 5), formulas=False
+    ) as figure:
         grid = figure.add_gridspec(2 * rows, columns, height_ratios=[2, strip] * rows, hspace=0.01)
         x_limits, y_limits = rate_limits(panels), loss_limits(panels)
-        colours = dict(zip(members, ordered_colours([str(member) for member in members]).values(), strict=True))
+        colours = dict(
+            zip(members, ordered_colours([str(member) for member in members]).values(), strict=True)
+        )
         for index, panel in enumerate(panels):
             row, column = divmod(index, columns)
             above, below = (figure.add_subplot(grid[2 * row + part, column]) for part in (0, 1))
@@ -140,13 +171,16 @@ def draw_curves(panels: Sequence[CurvePanel], *, axis: str | None = None, confid
             if column == 0:
                 above.set_ylabel("loss (nats)", fontsize=9)
                 below.set_ylabel("optima", fontsize=8)
-            below.set_xlabel("base learning rate" if index + columns >= len(panels) else "", fontsize=9)
+            below.set_xlabel(
+                "base learning rate" if index + columns >= len(panels) else "", fontsize=9
+            )
         _add_legend(figure, panels, colours, axis, confidence)
     return figure
 
 
 def _grid(n_panels: int) -> tuple[int, int]:
-    """Rows and columns: up to three side by side, then three or two, whichever leaves fewer places unused.
+    """Rows and columns: up to three side by side, then three or two, whichever leaves fewer places
+    unused.
 
     >>> [_grid(n_panels) for n_panels in (1, 3, 4, 5, 6)]
     [(1, 1), (1, 3), (2, 2), (2, 3), (2, 3)]
@@ -162,8 +196,15 @@ def rate_limits(panels: Sequence[CurvePanel]) -> Limits:
 
 
 def loss_limits(panels: Sequence[CurvePanel]) -> Limits:
-    """From the lowest loss to where three quarters of the steepest curve are seen, or all of it if that is near."""
-    curves = [sorted(loss for _, loss in curve.runs) for panel in panels for curve in panel.curves if curve.runs]
+    """From the lowest loss to where three quarters of the steepest curve are seen, or all of it if
+    that is near.
+    """
+    curves = [
+        sorted(loss for _, loss in curve.runs)
+        for panel in panels
+        for curve in panel.curves
+        if curve.runs
+    ]
     if not curves:
         return 0.0, 1.0
     low, high = min(losses[0] for losses in curves), max(losses[-1] for losses in curves)
@@ -171,12 +212,18 @@ def loss_limits(panels: Sequence[CurvePanel]) -> Limits:
     top = min(high, low + 1.8 * (usual - low)) if usual > low else high
     margin = max(0.05 * (top - low), 1e-3 * abs(low), 1e-6)
     # The minimum of a fit may lie a little below all runs.
-    founds = [curve.found.loss for panel in panels for curve in panel.curves if curve.found is not None]
+    founds = [
+        curve.found.loss for panel in panels for curve in panel.curves if curve.found is not None
+    ]
     return max(min(low, *founds, low), low - 2 * margin) - margin, top + margin
 
 
 def _draw_panel(
-    above: "Axes", below: "Axes", panel: CurvePanel, colours: dict[Member, str], limits: tuple[Limits, Limits]
+    above: "Axes",
+    below: "Axes",
+    panel: CurvePanel,
+    colours: dict[Member, str],
+    limits: tuple[Limits, Limits],
 ) -> None:
     above.set(xlim=limits[0], ylim=limits[1])
     below.set(xlim=limits[0], ylim=(len(colours) - 0.4, -0.6), yticks=[])
@@ -192,12 +239,21 @@ def _draw_panel(
         look: Look = {"color": colours[curve.member], "marker": _MARKERS[row % len(_MARKERS)]}
         _draw_curve(above, curve, panel.joined, look)
         if curve.diverged:
-            _draw_diverged(above, curve.diverged, row * min(0.04, 0.25 / len(rows)), colours[curve.member])
+            _draw_diverged(
+                above, curve.diverged, row * min(0.04, 0.25 / len(rows)), colours[curve.member]
+            )
         _draw_found(below, curve.found, row, look)
     below.spines["left"].set_visible(False)
     if not any(curve.runs for curve in panel.curves):
         above.set_yticks([])
-        above.annotate("all runs diverged", (0.5, 0.5), xycoords="axes fraction", ha="center", fontsize=8, color=QUIET)
+        above.annotate(
+            "all runs diverged",
+            (0.5, 0.5),
+            xycoords="axes fraction",
+            ha="center",
+            fontsize=8,
+            color=QUIET,
+        )
 
 
 def _draw_mean(axes: "Axes", transfer: RuleTransfer | None) -> None:
@@ -210,12 +266,22 @@ def _draw_mean(axes: "Axes", transfer: RuleTransfer | None) -> None:
 
 def _draw_curve(axes: "Axes", curve: LossCurve, joined: bool, look: Look) -> None:
     if curve.runs:
-        faint: Look = {"alpha": 0.3, "markersize": 2.2} if joined else {"alpha": 0.75, "markersize": 2.8}
-        axes.plot(*zip(*curve.runs, strict=True), linestyle="none", markeredgewidth=0, zorder=2, **look | faint)
+        faint: Look = (
+            {"alpha": 0.3, "markersize": 2.2} if joined else {"alpha": 0.75, "markersize": 2.8}
+        )
+        axes.plot(
+            *zip(*curve.runs, strict=True),
+            linestyle="none",
+            markeredgewidth=0,
+            zorder=2,
+            **look | faint,
+        )
     if joined and curve.mean:
         axes.plot(*zip(*curve.mean, strict=True), color=look["color"], linewidth=1.4, zorder=3)
     if curve.found is not None and math.isfinite(curve.found.loss):
-        axes.plot([curve.found.rate.value], [curve.found.loss], zorder=5, **_mark(curve.found.sure, look))
+        axes.plot(
+            [curve.found.rate.value], [curve.found.loss], zorder=5, **_mark(curve.found.sure, look)
+        )
 
 
 def _draw_diverged(axes: "Axes", rates: Sequence[float], drop: float, colour: str) -> None:
@@ -238,7 +304,9 @@ def _mark(sure: bool, look: Look) -> Look:
 
 
 def _draw_found(axes: "Axes", found: Found | None, row: int, look: Look) -> None:
-    """A row of the strip: the optimum and its interval, which ends in an arrow where it leaves the axes."""
+    """A row of the strip: the optimum and its interval, which ends in an arrow where it leaves the
+    axes.
+    """
     from matplotlib.markers import CARETLEFT, CARETRIGHT
 
     if found is None:
@@ -246,9 +314,20 @@ def _draw_found(axes: "Axes", found: Found | None, row: int, look: Look) -> None
     left, right = axes.get_xlim()
     low, high = (min(max(end, left), right) for end in (found.rate.low, found.rate.high))
     axes.plot([low, high], [row, row], color=look["color"], linewidth=1.6, zorder=3)
-    for beyond, edge, caret in ((found.rate.low < left, left, CARETLEFT), (found.rate.high > right, right, CARETRIGHT)):
+    for beyond, edge, caret in (
+        (found.rate.low < left, left, CARETLEFT),
+        (found.rate.high > right, right, CARETRIGHT),
+    ):
         if beyond:
-            axes.plot([edge], [row], color=look["color"], marker=caret, markersize=5, clip_on=False, zorder=4)
+            axes.plot(
+                [edge],
+                [row],
+                color=look["color"],
+                marker=caret,
+                markersize=5,
+                clip_on=False,
+                zorder=4,
+            )
     if left <= found.rate.value <= right:
         axes.plot([found.rate.value], [row], zorder=5, **_mark(found.sure, look))
 
@@ -257,7 +336,8 @@ def _write_heading(axes: "Axes", panel: CurvePanel, axis: str | None) -> None:
     """The rule, the numbers that the strip shows, and what they rest on."""
     diverged = sum(len(curve.diverged) for curve in panel.curves)
     notes = [
-        f"{_count(panel.runs, 'run')}, {_count(panel.seeds, 'seed')}" + (f", {diverged} diverged" if diverged else "")
+        f"{_count(panel.runs, 'run')}, {_count(panel.seeds, 'seed')}"
+        + (f", {diverged} diverged" if diverged else "")
     ]
     transfer = panel.transfer
     if transfer is not None and transfer.mean is not None:
@@ -266,7 +346,13 @@ def _write_heading(axes: "Axes", panel: CurvePanel, axis: str | None) -> None:
     if transfer is not None and transfer.drift is not None:
         of = "" if axis is None else f" of {_SIZES.get(axis, short_name(axis, 12))}"
         notes.insert(1, f"drift {_interval(transfer.drift)} a doubling{of}")
-    axes.set_title(short_name(panel.rule, 20), loc="left", fontsize=10, fontweight="bold", pad=6 + 9.5 * len(notes))
+    axes.set_title(
+        short_name(panel.rule, 20),
+        loc="left",
+        fontsize=10,
+        fontweight="bold",
+        pad=6 + 9.5 * len(notes),
+    )
     note = axes.annotate("\n".join(notes), (0, 1), (0, 5), "axes fraction", "offset points")
     note.set(fontsize=7.2, color=QUIET, linespacing=1.15)
 
@@ -282,30 +368,54 @@ def _interval(one: Estimate) -> str:
 
 
 def _add_legend(
-    figure: "Figure", panels: Sequence[CurvePanel], colours: dict[Member, str], axis: str | None, confidence: float
+    figure: "Figure",
+    panels: Sequence[CurvePanel],
+    colours: dict[Member, str],
+    axis: str | None,
+    confidence: float,
 ) -> None:
     """The members in rows of their own, then only those marks that the figure shows."""
     from matplotlib.lines import Line2D
 
     members: list[Artist] = []
     for row, (member, colour) in enumerate(colours.items()):
-        look: Look = {"color": colour, "marker": _MARKERS[row % len(_MARKERS)], "markersize": 5, "markeredgewidth": 0}
-        name = textwrap.fill(member_text(member, axis), int((figure.get_figwidth() - 0.7) / _LETTER_INCHES))
+        look: Look = {
+            "color": colour,
+            "marker": _MARKERS[row % len(_MARKERS)],
+            "markersize": 5,
+            "markeredgewidth": 0,
+        }
+        name = textwrap.fill(
+            member_text(member, axis), int((figure.get_figwidth() - 0.7) / _LETTER_INCHES)
+        )
         members.append(Line2D([], [], linewidth=1.4, label=name, **look))
     marks = _mark_keys(panels, confidence)
-    longest = max(len(line) for key in (*members, *marks) for line in str(key.get_label()).split("\n"))
+    longest = max(
+        len(line) for key in (*members, *marks) for line in str(key.get_label()).split("\n")
+    )
     columns = max(1, int(figure.get_figwidth() / (0.5 + _LETTER_INCHES * longest)))
     columns = min(columns, max(len(members), len(marks)))
-    keys = [key for column in zip(*_in_rows([members, marks], columns), strict=True) for key in column]
-    figure.legend(handles=keys, loc="outside lower center", ncols=columns, fontsize=8, columnspacing=1.6)
+    keys = [
+        key for column in zip(*_in_rows([members, marks], columns), strict=True) for key in column
+    ]
+    figure.legend(
+        handles=keys, loc="outside lower center", ncols=columns, fontsize=8, columnspacing=1.6
+    )
 
 
 def _in_rows(groups: Sequence[Sequence["Artist"]], columns: int) -> "list[list[Artist]]":
     """Rows of equal length, each group beginning a new one; gaps are keys without a mark."""
     from matplotlib.lines import Line2D
 
-    rows = [list(group[start : start + columns]) for group in groups for start in range(0, len(group), columns)]
-    return [row + [Line2D([], [], linestyle="none", label=" ") for _ in range(columns - len(row))] for row in rows]
+    rows = [
+        list(group[start : start + columns])
+        for group in groups
+        for start in range(0, len(group), columns)
+    ]
+    return [
+        row + [Line2D([], [], linestyle="none", label=" ") for _ in range(columns - len(row))]
+        for row in rows
+    ]
 
 
 def _mark_keys(panels: Sequence[CurvePanel], confidence: float) -> "list[Artist]":
@@ -315,14 +425,23 @@ def _mark_keys(panels: Sequence[CurvePanel], confidence: float) -> "list[Artist]
     keys: list[Artist] = []
     curves = [curve for panel in panels for curve in panel.curves]
     founds = [curve.found for curve in curves if curve.found is not None]
-    for sure, words in ((True, f"optimum, {confidence:.0%} interval"), (False, "optimum not bounded")):
+    for sure, words in (
+        (True, f"optimum, {confidence:.0%} interval"),
+        (False, "optimum not bounded"),
+    ):
         if any(found.sure == sure for found in founds):
             look: Look = _mark(sure, {"color": QUIET, "marker": "o"}) | {"linestyle": "-"}
             keys.append(Line2D([], [], label=words, **look))
     if any(panel.transfer is not None and panel.transfer.mean is not None for panel in panels):
-        words = "mean of optima" if all(found.sure for found in founds) else "mean of bounded optima"
+        words = (
+            "mean of optima" if all(found.sure for found in founds) else "mean of bounded optima"
+        )
         keys.append(Line2D([], [], color=INK, linewidth=1, linestyle=_DASHED, label=words))
         keys.append(Patch(color=_BAND, linewidth=0, label="±1 sd over members"))
     if any(curve.diverged for curve in curves):
-        keys.append(Line2D([], [], color=QUIET, linestyle="none", marker="x", markersize=4.5, label="diverged"))
+        keys.append(
+            Line2D(
+                [], [], color=QUIET, linestyle="none", marker="x", markersize=4.5, label="diverged"
+            )
+        )
     return keys

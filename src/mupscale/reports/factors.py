@@ -1,4 +1,6 @@
-"""What a factor on the key/value rate does at each r: to the best learning rate, and to the loss there."""
+"""What a factor on the key/value rate does at each r: to the best learning rate, and to the loss
+there.
+"""
 
 import math
 from collections.abc import Sequence
@@ -40,7 +42,9 @@ class FactorPanel:
 
 
 def draw_factors(panels: Sequence[FactorPanel], *, title: str) -> "Figure":
-    """A panel beside the other over log2 f. A small triangle below marks the paper's factor of each r."""
+    """A panel beside the other over log2 f. A small triangle below marks the paper's factor of each
+    r.
+    """
     if not any(panel.curves for panel in panels):
         raise DimensionError("there is no curve to draw. Give a panel with at least one.")
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
@@ -57,26 +61,39 @@ def _draw_panel(axes: "Axes", panel: FactorPanel, colours: dict[str, str]) -> No
     if panel.reference is not None:
         value, low, high = panel.reference
         axes.axhspan(low, high, color=INK, alpha=0.08, linewidth=0)
-        axes.axhline(value, color=INK, linewidth=1, linestyle="--", label="base, without the factor")
+        axes.axhline(
+            value, color=INK, linewidth=1, linestyle="--", label="base, without the factor"
+        )
     for number, curve in enumerate(panel.curves):
-        _draw_curve(axes, curve, colours[curve.label], shift=0.03 * (number - (len(panel.curves) - 1) / 2))
+        _draw_curve(
+            axes, curve, colours[curve.label], shift=0.03 * (number - (len(panel.curves) - 1) / 2)
+        )
     places = [x for curve in panel.curves for x in curve.x]
     ticks = list(range(math.floor(min(places)), math.ceil(max(places)) + 1))
     axes.set(xlabel="factor on the key/value rate", ylabel=panel.y_label, xticks=ticks)
     axes.set_xticklabels([power_of_two(tick) for tick in ticks])
     axes.set_title(panel.title, loc="left")
     if panel.note:
-        axes.annotate(panel.note, (0.02, 0.98), xycoords="axes fraction", va="top", fontsize=8, color=QUIET)
+        axes.annotate(
+            panel.note, (0.02, 0.98), xycoords="axes fraction", va="top", fontsize=8, color=QUIET
+        )
     axes.margins(y=0.18)
     axes.legend(loc="best", fontsize=8)
 
 
 def _draw_curve(axes: "Axes", curve: FactorCurve, colour: str, shift: float) -> None:
     """Neighbours are set apart a little, so that their intervals can be told from each other."""
-    below = [value - max(low, value - 1e3) for value, low in zip(curve.value, curve.low, strict=True)]
-    above = [min(high, value + 1e3) - value for value, high in zip(curve.value, curve.high, strict=True)]
+    below = [
+        value - max(low, value - 1e3) for value, low in zip(curve.value, curve.low, strict=True)
+    ]
+    above = [
+        min(high, value + 1e3) - value for value, high in zip(curve.value, curve.high, strict=True)
+    ]
     bounded = [a < 1e3 and b < 1e3 for a, b in zip(above, below, strict=True)]
-    errors = [[side if ok else 0.0 for side, ok in zip(one, bounded, strict=True)] for one in (below, above)]
+    errors = [
+        [side if ok else 0.0 for side, ok in zip(one, bounded, strict=True)]
+        for one in (below, above)
+    ]
     xs = [x + shift for x in curve.x]
     axes.errorbar(xs, curve.value, yerr=errors, color=colour, marker="o", markersize=4, linewidth=1.3, capsize=2,
                   label=curve.label)  # fmt: skip

@@ -1,6 +1,7 @@
 """Logarithmic axes that a reader can read: comparable ranges, and ticks that are never missing.
 
-Left alone, matplotlib labels powers of ten only, so data that span 10 % get an axis without one number.
+Left alone, matplotlib labels powers of ten only, so data that span 10 % get an axis without one
+number.
 """
 
 import math
@@ -10,7 +11,8 @@ Limits = tuple[float, float]
 
 _LEAST_TICKS = 3
 
-# (decades from tick to tick, mantissas within a decade), coarse to fine. The finest has three ticks in any factor of 4.
+# (decades from tick to tick, mantissas within a decade), coarse to fine. The finest has three ticks
+# in any factor of 4.
 _SERIES: Sequence[tuple[int, Sequence[float]]] = (
     *((stride, (1,)) for stride in (200, 100, 50, 20, 10, 5, 2, 1)),
     (1, (1, 3)),
@@ -22,7 +24,8 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def comparable_limits(ranges: Sequence[Limits], least_factor: float = 4.0) -> list[Limits]:
-    """Each range about its own centre, with the same factor from bottom to top in all, so that slopes compare.
+    """Each range about its own centre, with the same factor from bottom to top in all, so that
+    slopes compare.
 
     >>> comparable_limits([(1.0, 1.0), (8.0, 8.0)])
     [(0.5, 2.0), (4.0, 16.0)]
@@ -54,12 +57,17 @@ def _ticks_within(low: float, high: float, stride: int, mantissas: Sequence[floa
     first = math.floor(math.log10(low) / stride) * stride
     last = math.ceil(math.log10(high))
     # Parsed, not multiplied: 1.5 × 10⁻¹ is then the float that prints as 0.15.
-    ticks = [float(f"{mantissa}e{power}") for power in range(first, last + 1, stride) for mantissa in mantissas]
+    ticks = [
+        float(f"{mantissa}e{power}")
+        for power in range(first, last + 1, stride)
+        for mantissa in mantissas
+    ]
     return [tick for tick in ticks if low <= tick <= high]
 
 
 def plain_number(value: float) -> str:
-    """A positive number as people write it; powers of ten only where zeros would have to be counted.
+    """A positive number as people write it; powers of ten only where zeros would have to be
+    counted.
 
     >>> [plain_number(value) for value in (0.02, 1.0, 1500.0, 1e-7, 2e-5, 3e8)]
     ['0.02', '1', '1500', '10⁻⁷', '2×10⁻⁵', '3×10⁸']

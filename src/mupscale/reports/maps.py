@@ -1,4 +1,6 @@
-"""Voronoi maps of two parameters: a row a rule, a column a member, colour the loss above the panel's lowest."""
+"""Voronoi maps of two parameters: a row a rule, a column a member, colour the loss above the
+panel's lowest.
+"""
 
 import math
 import textwrap
@@ -16,7 +18,13 @@ from mupscale.errors import OptionError
 from mupscale.reports.canvas import blank_figure
 from mupscale.reports.curves import UNSURE
 from mupscale.reports.log_axes import Limits, plain_number
-from mupscale.reports.octaves import member_text, octave_ticks, power_of_two, short_name, with_margin
+from mupscale.reports.octaves import (
+    member_text,
+    octave_ticks,
+    power_of_two,
+    short_name,
+    with_margin,
+)
 from mupscale.reports.style import COLOURS, INK, QUIET
 
 if TYPE_CHECKING:
@@ -38,7 +46,12 @@ _LETTER_INCHES, _BOLD_INCHES = 0.075, 0.095
 _COLOUR_MAP = "viridis_r"
 """Light is low, as in the paper; uniform, and safe for the colour-blind."""
 
-_DIVERGED: Mapping[str, Any] = {"facecolor": "#D0D0D0", "edgecolor": "#8A8A8A", "hatch": "/////", "linewidth": 0.3}
+_DIVERGED: Mapping[str, Any] = {
+    "facecolor": "#D0D0D0",
+    "edgecolor": "#8A8A8A",
+    "hatch": "/////",
+    "linewidth": 0.3,
+}
 
 
 _POINT_LOOK: Mapping[str, Any] = {
@@ -57,7 +70,9 @@ Box = tuple[Limits, Limits]
 
 @dataclass(frozen=True)
 class LossMap:
-    """One rule on one member. Points are log2 of (rate, other); a loss is a mean over seeds, None if one diverged."""
+    """One rule on one member. Points are log2 of (rate, other); a loss is a mean over seeds, None
+    if one diverged.
+    """
 
     rule: str
     member: Member
@@ -69,7 +84,9 @@ class LossMap:
     diverged: int
     fit: Surface | None
     outline: tuple[tuple[float, float], ...]
-    "What was searched, as corners: nothing is shown beyond. It leans where the axes are not those of the search."
+    """What was searched, as corners: nothing is shown beyond. It leans where the axes are not those
+    of the search.
+    """
 
     @property
     def lowest(self) -> float | None:
@@ -89,7 +106,9 @@ class LossMap:
 
 @dataclass(frozen=True)
 class MapGrid:
-    """All maps over one pair of parameters, by rule and member, and the mean of each rule's optima."""
+    """All maps over one pair of parameters, by rule and member, and the mean of each rule's
+    optima.
+    """
 
     names: tuple[str, str]
     rules: tuple[str, ...]
@@ -99,7 +118,8 @@ class MapGrid:
 
 
 def map_grids(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> list[MapGrid]:
-    """The data of the figures: over the pair that was searched, and with τ for λ, or λ for τ, where steps are known.
+    """The data of the figures: over the pair that was searched, and with τ for λ, or λ for τ, where
+    steps are known.
 
     Three searched parameters have no map: a place on it would not say what the third one was.
     """
@@ -117,16 +137,25 @@ def _grid(analysis: StudyAnalysis, runs: Sequence[Measurement], name: str) -> Ma
     for run in runs:
         if coordinate(run, name) is not None:
             found.setdefault((run.rule, run.member), []).append(run)
-    box = map_box([_place(run, searched) for own in found.values() for run in own]) if found else None
-    maps = {key: _map(analysis, name, own, _outline(own[0], name, searched, box)) for key, own in found.items() if box}
-    rules, members = (tuple(dict.fromkeys(part)) for part in zip(*maps, strict=True)) if maps else ((), ())
+    box = (
+        map_box([_place(run, searched) for own in found.values() for run in own]) if found else None
+    )
+    maps = {
+        key: _map(analysis, name, own, _outline(own[0], name, searched, box))
+        for key, own in found.items()
+        if box
+    }
+    rules, members = (
+        (tuple(dict.fromkeys(part)) for part in zip(*maps, strict=True)) if maps else ((), ())
+    )
     means = {rule: _mean([one for one in maps.values() if one.rule == rule]) for rule in rules}
     known = {rule: mean for rule, mean in means.items() if mean is not None}
     return MapGrid(("lr", name), rules, members, maps, known)
 
 
 def coordinate(run: Measurement, name: str) -> float | None:
-    """log2 of a parameter of a run, by τ_epoch = 1 / (λ η steps) also of the one that was not searched itself.
+    """log2 of a parameter of a run, by τ_epoch = 1 / (λ η steps) also of the one that was not
+    searched itself.
 
     >>> params = {"lr": 2**-6, "weight_decay": 0.5}
     >>> run = Measurement(rule="mup", member=Member(label=""), seed=1, params=params, loss=2.0, steps=1024)
@@ -136,12 +165,19 @@ def coordinate(run: Measurement, name: str) -> float | None:
     rate, value = run.params["lr"], run.params.get(name)
     other = run.params.get("weight_decay" if name == "tau_epoch" else "tau_epoch")
     if value is None and other and run.steps:
-        value = tau_epoch(rate, other, run.steps) if name == "tau_epoch" else decay_of_tau(other, rate, run.steps)
+        value = (
+            tau_epoch(rate, other, run.steps)
+            if name == "tau_epoch"
+            else decay_of_tau(other, rate, run.steps)
+        )
     return math.log2(value) if value else None
 
 
 def _map(
-    analysis: StudyAnalysis, name: str, runs: Sequence[Measurement], outline: tuple[tuple[float, float], ...]
+    analysis: StudyAnalysis,
+    name: str,
+    runs: Sequence[Measurement],
+    outline: tuple[tuple[float, float], ...],
 ) -> LossMap:
     at: dict[tuple[float, float], list[float | None]] = {}
     for run in runs:
@@ -166,7 +202,9 @@ def _place(run: Measurement, name: str) -> tuple[float, float]:
     return run.log2("lr"), other
 
 
-def _outline(run: Measurement, name: str, searched: str, box: Box) -> tuple[tuple[float, float], ...]:
+def _outline(
+    run: Measurement, name: str, searched: str, box: Box
+) -> tuple[tuple[float, float], ...]:
     """The corners of what was searched, in the coordinates of the map."""
     (left, right), (bottom, top) = box
     corners = ((left, bottom), (right, bottom), (right, top), (left, top))
@@ -181,7 +219,9 @@ def _mean_loss(losses: Sequence[float | None]) -> float | None:
 
 
 def _fit(analysis: StudyAnalysis, name: str, runs: Sequence[Measurement]) -> Surface | None:
-    """That of the analysis, or one in these coordinates if the pair is not the one that was searched."""
+    """That of the analysis, or one in these coordinates if the pair is not the one that was
+    searched.
+    """
     if name in analysis.parameters:
         cell = analysis.cell(runs[0].rule, runs[0].member.label)
         return None if cell is None else cell.surface
@@ -195,23 +235,32 @@ def _fit(analysis: StudyAnalysis, name: str, runs: Sequence[Measurement]) -> Sur
 
 
 def _mean(maps: Sequence[LossMap]) -> tuple[float, float] | None:
-    """Of the optima that the runs bound, each parameter by itself, as in the paper; None with less than two."""
+    """Of the optima that the runs bound, each parameter by itself, as in the paper; None with less
+    than two.
+    """
     fits = [one.fit for one in maps if one.fit is not None and one.sure]
     if len(fits) < 2:
         return None
     other = next(name for name in fits[0].names if name != "lr")
-    return fmean(fit.found["lr"].value for fit in fits), fmean(fit.found[other].value for fit in fits)
+    return fmean(fit.found["lr"].value for fit in fits), fmean(
+        fit.found[other].value for fit in fits
+    )
 
 
 def draw_maps(grid: MapGrid, *, axis: str | None = None, confidence: float = 0.95) -> "Figure":
-    """Cells coloured by loss on one scale for all panels, the optimum with its region, and the mean over members."""
+    """Cells coloured by loss on one scale for all panels, the optimum with its region, and the mean
+    over members.
+    """
     if not grid.maps:
         raise OptionError("there is no run to draw. Wait until one has ended.")
     rows, columns = len(grid.rules), len(grid.members)
     side = 1.95 if columns > 1 else 2.9
     with blank_figure(columns * side + 1.35, rows * side + 0.85, formulas=False) as figure:
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        box, norm = map_box([place for one in grid.maps.values() for place in one.points]), _norm(grid)
+        box, norm = (
+            map_box([place for one in grid.maps.values() for place in one.points]),
+            _norm(grid),
+        )
         for row, rule in enumerate(grid.rules):
             for column, member in enumerate(grid.members):
                 axes = panels[row, column]
@@ -233,7 +282,9 @@ def draw_maps(grid: MapGrid, *, axis: str | None = None, confidence: float = 0.9
 
 def _write_above(axes: "Axes", text: str) -> None:
     """The heading of a column, above the small one of its first panel."""
-    note = axes.annotate(textwrap.fill(text, 24), (0.5, 1), (0, 16), "axes fraction", "offset points")
+    note = axes.annotate(
+        textwrap.fill(text, 24), (0.5, 1), (0, 16), "axes fraction", "offset points"
+    )
     note.set(horizontalalignment="center", fontsize=9)
 
 
@@ -244,10 +295,14 @@ def map_box(places: Sequence[tuple[float, float]]) -> Box:
 
 
 def _norm(grid: MapGrid) -> "Normalize":
-    """Linear close to a panel's lowest loss, logarithmic beyond, up to where nine tenths of all runs lie."""
+    """Linear close to a panel's lowest loss, logarithmic beyond, up to where nine tenths of all
+    runs lie.
+    """
     from matplotlib.colors import AsinhNorm
 
-    excesses = sorted(value for one in grid.maps.values() for value in one.excesses if value is not None)
+    excesses = sorted(
+        value for one in grid.maps.values() for value in one.excesses if value is not None
+    )
     top = excesses[(9 * (len(excesses) - 1)) // 10] if excesses else 0.0
     usual = median(excesses) if excesses else 0.0
     return AsinhNorm(linear_width=max(usual / 5, 1e-3), vmin=0.0, vmax=max(top, 1e-2))
@@ -259,13 +314,17 @@ def _draw_map(axes: "Axes", one: LossMap | None, box: Box, norm: "Normalize") ->
 
     axes.grid(visible=False)
     if one is None:
-        axes.annotate("no run", (0.5, 0.5), xycoords="axes fraction", ha="center", color=QUIET, fontsize=8)
+        axes.annotate(
+            "no run", (0.5, 0.5), xycoords="axes fraction", ha="center", color=QUIET, fontsize=8
+        )
         return
     polygons = list(zip(cells(one.points, box), one.excesses, strict=True))
     ended = [(polygon, excess) for polygon, excess in polygons if excess is not None]
     colours = PolyCollection([polygon for polygon, _ in ended], cmap=_COLOUR_MAP, norm=norm)
     colours.set(array=[excess for _, excess in ended], edgecolor="face", linewidth=0.3, zorder=1)
-    diverged = PolyCollection([polygon for polygon, excess in polygons if excess is None], **_DIVERGED)
+    diverged = PolyCollection(
+        [polygon for polygon, excess in polygons if excess is None], **_DIVERGED
+    )
     searched = Polygon(one.outline, closed=True, transform=axes.transData)
     for collection in (colours, diverged):
         axes.add_collection(collection)
@@ -274,11 +333,18 @@ def _draw_map(axes: "Axes", one: LossMap | None, box: Box, norm: "Normalize") ->
     _draw_optimum(axes, one.fit, box)
     lowest = "no loss" if one.lowest is None else f"lowest {one.lowest:.3f}"
     lost = f", {one.diverged} diverged" if one.diverged else ""
-    axes.set_title(f"{lowest} · {one.runs} run{'' if one.runs == 1 else 's'}{lost}", fontsize=7, color=QUIET, pad=4)
+    axes.set_title(
+        f"{lowest} · {one.runs} run{'' if one.runs == 1 else 's'}{lost}",
+        fontsize=7,
+        color=QUIET,
+        pad=4,
+    )
 
 
 def _draw_optimum(axes: "Axes", fit: Surface | None, box: Box) -> None:
-    """A cross with arms as long as the intervals, and the region of both together where it has an end."""
+    """A cross with arms as long as the intervals, and the region of both together where it has an
+    end.
+    """
     from matplotlib.patches import Polygon
 
     if fit is None:
@@ -286,12 +352,26 @@ def _draw_optimum(axes: "Axes", fit: Surface | None, box: Box) -> None:
     estimates = [fit.found[name] for name in fit.names]
     x, y = (min(max(one.value, low), high) for one, (low, high) in zip(estimates, box, strict=True))
     (left, right), (bottom, top) = (
-        (max(one.low, low), min(one.high, high)) for one, (low, high) in zip(estimates, box, strict=True)
+        (max(one.low, low), min(one.high, high))
+        for one, (low, high) in zip(estimates, box, strict=True)
     )
     sure = not UNSURE & set(fit.flags)
     if fit.region:
-        axes.add_patch(Polygon(fit.region, closed=True, facecolor="none", edgecolor="white", linewidth=1.8, zorder=3))
-        axes.add_patch(Polygon(fit.region, closed=True, facecolor="none", edgecolor=INK, linewidth=0.8, zorder=3))
+        axes.add_patch(
+            Polygon(
+                fit.region,
+                closed=True,
+                facecolor="none",
+                edgecolor="white",
+                linewidth=1.8,
+                zorder=3,
+            )
+        )
+        axes.add_patch(
+            Polygon(
+                fit.region, closed=True, facecolor="none", edgecolor=INK, linewidth=0.8, zorder=3
+            )
+        )
     if sure:
         for colour, width in (("white", 2.6), (INK, 1.2)):
             axes.plot([left, right], [y, y], color=colour, linewidth=width, zorder=4)
@@ -306,7 +386,9 @@ def _optimum_look(sure: bool) -> dict[str, Any]:
 
 
 def _draw_mean(axes: "Axes", mean: tuple[float, float] | None, box: Box) -> None:
-    if mean is not None and all(low <= value <= high for value, (low, high) in zip(mean, box, strict=True)):
+    if mean is not None and all(
+        low <= value <= high for value, (low, high) in zip(mean, box, strict=True)
+    ):
         axes.plot([mean[0]], [mean[1]], zorder=5, **_MEAN_LOOK)
 
 
@@ -332,9 +414,18 @@ def _set_scales(panels: Any, box: Box) -> None:
 def _add_colour_bar(figure: "Figure", panels: Any, norm: "Normalize") -> None:
     from matplotlib.cm import ScalarMappable
 
-    bar = figure.colorbar(ScalarMappable(norm, _COLOUR_MAP), ax=panels, aspect=30, pad=0.015, extend="max")
+    bar = figure.colorbar(
+        ScalarMappable(norm, _COLOUR_MAP), ax=panels, aspect=30, pad=0.015, extend="max"
+    )
     top = norm.vmax or 1.0
-    ticks = [0.0, *(tick for tick in (float(f"{m}e{p}") for p in range(-3, 4) for m in (1, 3)) if tick <= top)]
+    ticks = [
+        0.0,
+        *(
+            tick
+            for tick in (float(f"{m}e{p}") for p in range(-3, 4) for m in (1, 3))
+            if tick <= top
+        ),
+    ]
     shown = [tick for tick in ticks if tick == 0 or float(norm(tick)) > 0.06]
     bar.set_ticks(shown, labels=[plain_number(tick) if tick else "0" for tick in shown])
     bar.ax.tick_params(labelsize=8, length=2)
@@ -349,7 +440,10 @@ def _add_legend(figure: "Figure", grid: MapGrid, confidence: float) -> None:
 
     keys: list[Artist] = []
     fits = [one.fit for one in grid.maps.values() if one.fit is not None]
-    for sure, words in ((True, f"optimum, {confidence:.0%} intervals and region"), (False, "optimum not bounded")):
+    for sure, words in (
+        (True, f"optimum, {confidence:.0%} intervals and region"),
+        (False, "optimum not bounded"),
+    ):
         if any(sure == (not UNSURE & set(fit.flags)) for fit in fits):
             keys.append(Line2D([], [], label=words, **_optimum_look(sure)))
     if grid.means:

@@ -28,7 +28,9 @@ def octave_ticks(limits: Limits, most: int = 6) -> list[float]:
     """
     low, high = limits
     for step in _STEPS:
-        ticks = [step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        ticks = [
+            step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)
+        ]
         if len(ticks) <= most and (step >= 1 or high - low < 2):
             return ticks
     return [low, high]
@@ -45,7 +47,8 @@ def with_margin(low: float, high: float, share: float = 0.04, least: float = 0.2
 
 
 def short_name(text: str, most: int = 28) -> str:
-    r"""A name that fits on a figure: one line, only what the font can draw, its middle left out if it is long.
+    r"""A name that fits on a figure: one line, only what the font can draw, its middle left out if
+    it is long.
 
     >>> short_name("medium"), short_name("first\nsecond"), short_name("a" * 50 + "z" * 50, most=9)
     ('medium', 'first second', 'aaaa…zzzz')
@@ -89,7 +92,9 @@ def _count(number: float) -> str:
 
 @cache
 def _drawable() -> frozenset[int]:
-    """What matplotlib's own font has. Anything else would be drawn as an empty box, with a warning."""
+    """What matplotlib's own font has. Anything else would be drawn as an empty box, with a
+    warning.
+    """
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     return frozenset(get_font(findfont(FontProperties(family="DejaVu Sans"))).get_charmap())

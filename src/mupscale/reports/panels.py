@@ -1,4 +1,6 @@
-"""A grid of panels, the layout of a coordinate check in a paper: one panel a parameter role, one line a scale."""
+"""A grid of panels, the layout of a coordinate check in a paper: one panel a parameter role, one
+line a scale.
+"""
 
 import math
 import re
@@ -22,12 +24,16 @@ _TITLE_INCHES = 0.084
 """Width of a bold character at 10 points, on average."""
 
 _FAR_INTERVAL = 2.0
-"""An interval may stretch its axis by this factor beyond the means, no further: the means are what one compares."""
+"""An interval may stretch its axis by this factor beyond the means, no further: the means are what
+one compares.
+"""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One value of the varied quantity: the mean over seeds at each step, and its confidence interval."""
+    """One value of the varied quantity: the mean over seeds at each step, and its confidence
+    interval.
+    """
 
     label: str
     x: Sequence[float]
@@ -38,7 +44,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One parameter role: its lines, the verdict on them ("pass", "fail", "inconclusive"), and a short note."""
+    """One parameter role: its lines, the verdict on them ("pass", "fail", "inconclusive"), and a
+    short note.
+    """
 
     title: str
     lines: Sequence[Line]
@@ -46,18 +54,23 @@ class Panel:
     note: str = ""
 
 
-def draw_panels(panels: Sequence[Panel], *, x_label: str, y_label: str, title: str, legend_title: str = "") -> "Figure":
-    """Means as lines and intervals as bands over the steps, log y with the same factor in every panel.
+def draw_panels(
+    panels: Sequence[Panel], *, x_label: str, y_label: str, title: str, legend_title: str = ""
+) -> "Figure":
+    """Means as lines and intervals as bands over the steps, log y with the same factor in every
+    panel.
 
-    A family of lines that is flat looks flat, and one that spreads looks spread, whatever panel it is in. Colours
-    follow the order in which the labels first appear.
+    A family of lines that is flat looks flat, and one that spreads looks spread, whatever panel it
+    is in. Colours follow the order in which the labels first appear.
     """
     _check(panels)
     labels = list(dict.fromkeys(line.label for panel in panels for line in panel.lines))
     rows, columns = _grid(len(panels))
     width, height = _PANEL_INCHES[columns]
     legend_columns = math.ceil(len(labels) / (4 * rows * height))
-    legend_width = max(legend_columns * (0.7 + 0.07 * max(map(len, labels))), 0.08 * len(legend_title))
+    legend_width = max(
+        legend_columns * (0.7 + 0.07 * max(map(len, labels))), 0.08 * len(legend_title)
+    )
     with blank_figure(columns * width + legend_width + 0.4, rows * height + 0.4) as figure:
         colours = ordered_colours(labels)
         limits = comparable_limits([_y_range(panel) for panel in panels])
@@ -83,7 +96,9 @@ def _check(panels: Sequence[Panel]) -> None:
     for panel in panels:
         mark_of(panel.verdict)
         if not panel.lines:
-            raise OptionError(f"panel {panel.title!r} has no line. Give it one, or leave the panel out.")
+            raise OptionError(
+                f"panel {panel.title!r} has no line. Give it one, or leave the panel out."
+            )
         for line in panel.lines:
             _check_line(line, f"panel {panel.title!r}, line {line.label!r}")
 
@@ -92,7 +107,9 @@ def _check_line(line: Line, name: str) -> None:
     columns = {"x": line.x, "mean": line.mean, "low": line.low, "high": line.high}
     if len({len(values) for values in columns.values()}) > 1:
         lengths = ", ".join(f"{key} {len(values)}" for key, values in columns.items())
-        raise DimensionError(f"{name}: the lengths differ ({lengths}). Give each one number a step.")
+        raise DimensionError(
+            f"{name}: the lengths differ ({lengths}). Give each one number a step."
+        )
     if not len(line.x):
         raise OptionError(f"{name} has no step. Give it one, or leave the line out.")
     for key, values in columns.items():
@@ -101,11 +118,16 @@ def _check_line(line: Line, name: str) -> None:
                 raise NonFiniteError(f"{name}: {key} is {value} at x = {x:g}. Leave that step out.")
     for x, mean in zip(line.x, line.mean, strict=True):
         if mean <= 0:
-            raise OptionError(f"{name}: mean is {mean:g} at x = {x:g}, which a log axis cannot show. Leave it out.")
+            raise OptionError(
+                f"{name}: mean is {mean:g} at x = {x:g}, which a log axis cannot show. Leave it "
+                "out."
+            )
 
 
 def _grid(n_panels: int) -> tuple[int, int]:
-    """Rows and columns: a strip of up to four, then three or four columns, whichever leaves fewer cells unused."""
+    """Rows and columns: a strip of up to four, then three or four columns, whichever leaves fewer
+    cells unused.
+    """
     columns = n_panels if n_panels <= 4 else min((4, 3), key=lambda some: -n_panels % some)
     return math.ceil(n_panels / columns), columns
 
@@ -115,7 +137,9 @@ def _y_range(panel: Panel) -> Limits:
     lowest = min(value for line in panel.lines for value in line.low)
     highest = max(value for line in panel.lines for value in line.high)
     bottom, top = min(means), max(means)
-    return min(bottom, max(lowest, bottom / _FAR_INTERVAL)), max(top, min(highest, top * _FAR_INTERVAL))
+    return min(bottom, max(lowest, bottom / _FAR_INTERVAL)), max(
+        top, min(highest, top * _FAR_INTERVAL)
+    )
 
 
 def _x_limits(panels: Sequence[Panel]) -> Limits:
@@ -133,7 +157,15 @@ def _draw_line(axes: "Axes", line: Line, colour: str, limits: Limits) -> None:
     else:
         axes.fill_between(line.x, low, line.high, color=colour, alpha=0.2, linewidth=0)
     markers_apart = math.ceil(len(line.x) / 20)
-    axes.plot(line.x, line.mean, color=colour, linewidth=1.4, marker="o", markersize=3, markevery=markers_apart)
+    axes.plot(
+        line.x,
+        line.mean,
+        color=colour,
+        linewidth=1.4,
+        marker="o",
+        markersize=3,
+        markevery=markers_apart,
+    )
 
 
 def _set_scales(axes: "Axes", x_limits: Limits, y_limits: Limits, y_ticks: Sequence[float]) -> None:
@@ -152,7 +184,9 @@ def _write_heading(axes: "Axes", panel: Panel, width_inches: float) -> None:
     room_inches = width_inches
     if panel.verdict is not None:
         mark = mark_of(panel.verdict)
-        axes.set_title(mark.text, loc="right", fontsize=8, fontweight="bold", color=mark.colour, pad=pad)
+        axes.set_title(
+            mark.text, loc="right", fontsize=8, fontweight="bold", color=mark.colour, pad=pad
+        )
         room_inches -= 0.12 + 0.064 * len(mark.text)
     title = _fold(panel.title, int(width_inches / _TITLE_INCHES), int(room_inches / _TITLE_INCHES))
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold", pad=pad)
@@ -162,7 +196,8 @@ def _write_heading(axes: "Axes", panel: Panel, width_inches: float) -> None:
 
 
 def _fold(text: str, n_characters: int, n_last: int) -> str:
-    """Lines of at most so many characters, `n_last` in the last, broken after a space or a dot where there is one.
+    """Lines of at most so many characters, `n_last` in the last, broken after a space or a dot
+    where there is one.
 
     >>> print(_fold("layers.3.attention.q_proj.weight", 24, 13))
     layers.3.attention.
@@ -181,10 +216,22 @@ def _add_legend(figure: "Figure", colours: dict[str, str], title: str, n_columns
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    # Each key is a band with a line over it; matplotlib takes such pairs, though its types do not say so.
+    # Each key is a band with a line over it; matplotlib takes such pairs, though its types do not
+    # say so.
     keys: list[Any] = [
-        (Patch(facecolor=colour, alpha=0.2, linewidth=0), Line2D([], [], color=colour, marker="o", markersize=3))
+        (
+            Patch(facecolor=colour, alpha=0.2, linewidth=0),
+            Line2D([], [], color=colour, marker="o", markersize=3),
+        )
         for colour in colours.values()
     ]
     place = "outside right center"
-    figure.legend(keys, list(colours), title=title or None, loc=place, ncols=n_columns, fontsize=9, title_fontsize=9)
+    figure.legend(
+        keys,
+        list(colours),
+        title=title or None,
+        loc=place,
+        ncols=n_columns,
+        fontsize=9,
+        title_fontsize=9,
+    )

@@ -19,7 +19,9 @@ def require_parquet() -> None:
 
 
 def save_parquet(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
-    """The rows as a table with a type for each column: text, whole numbers, numbers, truth values; None is null."""
+    """The rows as a table with a type for each column: text, whole numbers, numbers, truth values;
+    None is null.
+    """
     require_parquet()
     import pyarrow
     from pyarrow import parquet
@@ -41,10 +43,14 @@ def _column(values: Sequence[object]) -> Any:
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
         return pyarrow.array(values, pyarrow.bool_())
-    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values if isinstance(value, int)):
+    if kinds == {int} and all(
+        -(2**63) <= value < 2**63 for value in values if isinstance(value, int)
+    ):
         return pyarrow.array(values, pyarrow.int64())
     if kinds <= {int, float}:
         numbers = [float(value) if isinstance(value, int | float) else None for value in values]
         return pyarrow.array(numbers, pyarrow.float64())
-    texts = [None if value is None else str(value).encode(errors="replace").decode() for value in values]
+    texts = [
+        None if value is None else str(value).encode(errors="replace").decode() for value in values
+    ]
     return pyarrow.array(texts, pyarrow.string())

@@ -1,4 +1,6 @@
-"""Curves over a width, or another size, on two log axes: a power law is a straight line, and theory lies beside it."""
+"""Curves over a width, or another size, on two log axes: a power law is a straight line, and theory
+lies beside it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -40,8 +42,11 @@ class PowerPanel:
     note: str = ""
 
 
-def draw_powers(panels: Sequence[PowerPanel], *, x_label: str, y_label: str, title: str, theory: str) -> "Figure":
-    """A panel beside the other, with the same factor from bottom to top in all, so that slopes compare by eye.
+def draw_powers(
+    panels: Sequence[PowerPanel], *, x_label: str, y_label: str, title: str, theory: str
+) -> "Figure":
+    """A panel beside the other, with the same factor from bottom to top in all, so that slopes
+    compare by eye.
 
     `theory` says what the dashed lines are.
     """
@@ -76,9 +81,17 @@ def _check(panels: Sequence[PowerPanel]) -> None:
             columns |= {"theory": curve.theory} if len(curve.theory) else {}
             if len({len(values) for values in columns.values()}) > 1:
                 lengths = ", ".join(f"{name} {len(values)}" for name, values in columns.items())
-                raise DimensionError(f"{panel.title}, {curve.label}: the lengths differ ({lengths}).")
-            if not all(0 < value < math.inf for values in (curve.x, curve.mean, curve.theory) for value in values):
-                raise OptionError(f"{panel.title}, {curve.label}: a log axis shows only finite numbers above 0.")
+                raise DimensionError(
+                    f"{panel.title}, {curve.label}: the lengths differ ({lengths})."
+                )
+            if not all(
+                0 < value < math.inf
+                for values in (curve.x, curve.mean, curve.theory)
+                for value in values
+            ):
+                raise OptionError(
+                    f"{panel.title}, {curve.label}: a log axis shows only finite numbers above 0."
+                )
 
 
 def _y_range(panel: PowerPanel) -> Limits:
@@ -86,7 +99,9 @@ def _y_range(panel: PowerPanel) -> Limits:
     lowest = min(value for curve in panel.curves for value in curve.low)
     highest = max(value for curve in panel.curves for value in curve.high)
     bottom, top = min(means), max(means)
-    return min(bottom, max(lowest, bottom / _FAR_INTERVAL)), max(top, min(highest, top * _FAR_INTERVAL))
+    return min(bottom, max(lowest, bottom / _FAR_INTERVAL)), max(
+        top, min(highest, top * _FAR_INTERVAL)
+    )
 
 
 def _draw_curve(axes: "Axes", curve: PowerCurve, colour: str, limits: Limits) -> None:
@@ -98,7 +113,9 @@ def _draw_curve(axes: "Axes", curve: PowerCurve, colour: str, limits: Limits) ->
         axes.plot(curve.x, curve.theory, color=colour, linewidth=1.2, linestyle="--")
 
 
-def _set_scales(axes: "Axes", panel: PowerPanel, y_limits: Limits, y_ticks: Sequence[float]) -> None:
+def _set_scales(
+    axes: "Axes", panel: PowerPanel, y_limits: Limits, y_ticks: Sequence[float]
+) -> None:
     x = sorted({value for curve in panel.curves for value in curve.x})
     axes.set(xscale="log", yscale="log", ylim=y_limits)
     for axis, ticks in ((axes.xaxis, x), (axes.yaxis, y_ticks)):
@@ -108,7 +125,9 @@ def _set_scales(axes: "Axes", panel: PowerPanel, y_limits: Limits, y_ticks: Sequ
 
 
 def _write_heading(axes: "Axes", panel: PowerPanel) -> None:
-    axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", pad=17 if panel.note else 5)
+    axes.set_title(
+        panel.title, loc="left", fontsize=10, fontweight="bold", pad=17 if panel.note else 5
+    )
     if panel.note:
         note = axes.annotate(panel.note, (0, 1), (0, 5), "axes fraction", "offset points")
         note.set(fontsize=8, color=QUIET)
@@ -120,5 +139,8 @@ def _add_legend(figure: "Figure", colours: dict[str, str], theory: str) -> None:
     keys = [Line2D([], [], color=colour, marker="o", markersize=3.5) for colour in colours.values()]
     names = list(colours)
     if theory:
-        keys, names = [*keys, Line2D([], [], color=INK, linestyle="--", linewidth=1.2)], [*names, theory]
+        keys, names = (
+            [*keys, Line2D([], [], color=INK, linestyle="--", linewidth=1.2)],
+            [*names, theory],
+        )
     figure.legend(keys, names, loc="outside right center", fontsize=9)

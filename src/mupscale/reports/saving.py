@@ -14,14 +14,20 @@ from mupscale.reports.style import SETTINGS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_METADATA: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
+_METADATA: Mapping[str, dict[str, None]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+    "png": {},
+}
 """Without a date, the same data give the same file."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """How a formula begins, also in full width, and what a spreadsheet strips before it looks."""
 
 
-def save_figure(figure: "Figure", stem: Path, formats: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
+def save_figure(
+    figure: "Figure", stem: Path, formats: Sequence[str] = ("png", "svg", "pdf")
+) -> list[Path]:
     """The figure beside `stem`, once for each format."""
     import matplotlib
 
@@ -53,7 +59,8 @@ def _laid_out(figure: "Figure") -> Generator[None, None, None]:
 def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
     """The rows as a table with a header line; a key that a row lacks is an empty cell.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe before it, which makes it text there too.
+    Text that a spreadsheet would take for a formula gets an apostrophe before it, which makes it
+    text there too.
     """
     names = column_names(rows)
     lines = [_csv_line(names), *(_csv_line([row.get(name) for name in names]) for row in rows)]
@@ -62,7 +69,9 @@ def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
 
 
 def _csv_line(cells: Sequence[object]) -> str:
-    """One row. Only with both characters in the line's end does `csv` quote both of them in a cell."""
+    """One row. Only with both characters in the line's end does `csv` quote both of them in a
+    cell.
+    """
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\r\n").writerow(map(inert, cells))
     return buffer.getvalue().removesuffix("\r\n") + "\n"
@@ -71,7 +80,9 @@ def _csv_line(cells: Sequence[object]) -> str:
 def column_names(rows: Sequence[Mapping[str, object]]) -> list[str]:
     """All keys, in the order in which they first appear."""
     if not rows:
-        raise OptionError("a table without rows has no columns. Leave it out, or wait until a run has ended.")
+        raise OptionError(
+            "a table without rows has no columns. Leave it out, or wait until a run has ended."
+        )
     return list(dict.fromkeys(name for row in rows for name in row))
 
 

@@ -1,4 +1,6 @@
-"""A forest plot of slopes: each with its interval, what theory predicts, and the zone in which it counts as none."""
+"""A forest plot of slopes: each with its interval, what theory predicts, and the zone in which it
+counts as none.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +32,9 @@ _DIAMOND: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class SlopeBar:
-    """One measured slope with its interval, the slope that theory predicts, and the verdict on it."""
+    """One measured slope with its interval, the slope that theory predicts, and the verdict on
+    it.
+    """
 
     label: str
     slope: float
@@ -41,10 +45,13 @@ class SlopeBar:
     group: str = ""
 
 
-def draw_slopes(bars: Sequence[SlopeBar], *, tolerance: float, x_label: str, title: str) -> "Figure":
+def draw_slopes(
+    bars: Sequence[SlopeBar], *, tolerance: float, x_label: str, title: str
+) -> "Figure":
     """A row a bar, from top to bottom in the order given, under a heading where the group changes.
 
-    An interval much longer than the others ends in an arrow at the edge; its numbers are written in full beside it.
+    An interval much longer than the others ends in an arrow at the edge; its numbers are written in
+    full beside it.
     """
     _check(bars, tolerance)
     rows, headings = _rows(bars)
@@ -71,7 +78,8 @@ def interval_text(bar: SlopeBar, digits: int = 2) -> str:
     >>> interval_text(SlopeBar("key", -0.323, -0.34, -0.30, predicted=None, verdict="fail"))
     '−0.323 [−0.34, −0.30]'
     """
-    # z: what rounds to zero has no minus. A plus is as wide as a minus, so that the columns line up.
+    # z: what rounds to zero has no minus. A plus is as wide as a minus, so that the columns line
+    # up.
     text = f"{bar.slope:+z.3f} [{bar.low:+z.{digits}f}, {bar.high:+z.{digits}f}]"
     return text.replace("-", "−")
 
@@ -80,14 +88,19 @@ def _check(bars: Sequence[SlopeBar], tolerance: float) -> None:
     if not bars:
         raise OptionError("there is no slope to draw. Give a bar for each one measured.")
     if not (math.isfinite(tolerance) and tolerance > 0):
-        raise OptionError(f"tolerance={tolerance} is not a number above 0. Give the largest slope that counts as none.")
+        raise OptionError(
+            f"tolerance={tolerance} is not a number above 0. Give the largest slope that counts as "
+            "none."
+        )
     for bar in bars:
         mark_of(bar.verdict)
         name = f"bar {bar.label!r}" + (f" of group {bar.group!r}" if bar.group else "")
         numbers = {"slope": bar.slope, "low": bar.low, "high": bar.high, "predicted": bar.predicted}
         for key, value in numbers.items():
             if value is not None and not math.isfinite(value):
-                raise NonFiniteError(f"{name}: {key} is {value}. Leave the bar out, or measure it again.")
+                raise NonFiniteError(
+                    f"{name}: {key} is {value}. Leave the bar out, or measure it again."
+                )
         if bar.low > bar.high:
             raise OptionError(f"{name}: low={bar.low:g} is above high={bar.high:g}. Swap them.")
 
@@ -115,8 +128,12 @@ def _rows(bars: Sequence[SlopeBar]) -> tuple[list[float], dict[float, str]]:
 
 
 def _x_limits(bars: Sequence[SlopeBar], tolerance: float) -> tuple[float, float]:
-    """All points, predictions and the zone; of the intervals, as much as the usual length among them asks for."""
-    points = [bar.slope for bar in bars] + [bar.predicted for bar in bars if bar.predicted is not None]
+    """All points, predictions and the zone; of the intervals, as much as the usual length among
+    them asks for.
+    """
+    points = [bar.slope for bar in bars] + [
+        bar.predicted for bar in bars if bar.predicted is not None
+    ]
     left, right = min(*points, -1.5 * tolerance), max(*points, 1.5 * tolerance)
     reaches = [max(bar.slope - bar.low, bar.high - bar.slope) for bar in bars]
     room = max(3 * median_low(reaches), 0.25 * (right - left))
@@ -133,9 +150,20 @@ def _draw_bar(axes: "Axes", bar: SlopeBar, row: float) -> None:
     left, right = axes.get_xlim()
     ends = [min(max(end, left), right) for end in (bar.low, bar.high)]
     axes.plot(ends, [row, row], color=mark.colour, linewidth=1.8, zorder=3)
-    for beyond, edge, caret in ((bar.low < left, left, CARETLEFT), (bar.high > right, right, CARETRIGHT)):
+    for beyond, edge, caret in (
+        (bar.low < left, left, CARETLEFT),
+        (bar.high > right, right, CARETRIGHT),
+    ):
         if beyond:
-            axes.plot([edge], [row], color=mark.colour, marker=caret, markersize=6, clip_on=False, zorder=4)
+            axes.plot(
+                [edge],
+                [row],
+                color=mark.colour,
+                marker=caret,
+                markersize=6,
+                clip_on=False,
+                zorder=4,
+            )
     axes.plot([bar.slope], [row], zorder=5, **_point(mark))
     if bar.predicted is not None:
         axes.plot([bar.predicted], [row], zorder=6, **_DIAMOND)
@@ -148,12 +176,17 @@ def _point(mark: Mark) -> dict[str, Any]:
     return {"color": mark.colour, "marker": mark.marker, "markersize": size, **edge}
 
 
-def _write_labels(axes: "Axes", bars: Sequence[SlopeBar], rows: Sequence[float], headings: Mapping[float, str]) -> None:
+def _write_labels(
+    axes: "Axes", bars: Sequence[SlopeBar], rows: Sequence[float], headings: Mapping[float, str]
+) -> None:
     """Names in a column that is flush left, headings bold above theirs."""
     axes.set_yticks(rows, labels=[bar.label for bar in bars])
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
-    bold = [_write_beside(axes, 0, row, 0, text, fontweight="bold", fontsize=10) for row, text in headings.items()]
+    bold = [
+        _write_beside(axes, 0, row, 0, text, fontweight="bold", fontsize=10)
+        for row, text in headings.items()
+    ]
     names = axes.get_yticklabels()
     indent = 8 if bold else 0
     room = _GAP_POINTS + max(_widest(axes, names) + indent, _widest(axes, bold))
@@ -171,15 +204,22 @@ def _write_numbers(axes: "Axes", bars: Sequence[SlopeBar], rows: Sequence[float]
     start = float(_GAP_POINTS)
     if any(bar.verdict is not None for bar in bars):
         marks = [mark_of(bar.verdict) for bar in bars]
-        words = [_write_beside(axes, 1, row, start, m.text, color=m.colour) for m, row in zip(marks, rows, strict=True)]
+        words = [
+            _write_beside(axes, 1, row, start, m.text, color=m.colour)
+            for m, row in zip(marks, rows, strict=True)
+        ]
         start += _widest(axes, words) + _GAP_POINTS
     for bar, row in zip(bars, rows, strict=True):
         _write_beside(axes, 1, row, start, interval_text(bar, digits))
 
 
-def _write_beside(axes: "Axes", side: int, row: float, points: float, text: str, **looks: Any) -> "Annotation":
+def _write_beside(
+    axes: "Axes", side: int, row: float, points: float, text: str, **looks: Any
+) -> "Annotation":
     """Text in a row, so many points to the right of the axes' left (0) or right (1) side."""
-    note = axes.annotate(text, (side, row), (points, 0), axes.get_yaxis_transform(), "offset points")
+    note = axes.annotate(
+        text, (side, row), (points, 0), axes.get_yaxis_transform(), "offset points"
+    )
     note.set(**{"fontsize": 9, "verticalalignment": "center_baseline"} | looks)
     return note
 
@@ -191,7 +231,9 @@ def _widest(axes: "Axes", texts: "Sequence[Text]") -> float:
 
 
 def _add_legend(figure: "Figure", bars: Sequence[SlopeBar], tolerance: float) -> None:
-    """Only what the figure shows: the verdicts that occur, the prediction if there is one, the zone."""
+    """Only what the figure shows: the verdicts that occur, the prediction if there is one, the
+    zone.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

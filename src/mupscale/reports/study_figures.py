@@ -19,9 +19,13 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def save_study_figures(
-    analysis: StudyAnalysis, runs: Sequence[Measurement], folder: Path, formats: Sequence[str] = FORMATS
+    analysis: StudyAnalysis,
+    runs: Sequence[Measurement],
+    folder: Path,
+    formats: Sequence[str] = FORMATS,
 ) -> list[Path]:
-    """What the runs allow, as files of the folder: loss against the rate, maps of two parameters, and every table.
+    """What the runs allow, as files of the folder: loss against the rate, maps of two parameters,
+    and every table.
 
     Without a run there is nothing to draw or to list, and no file.
     """
@@ -35,7 +39,9 @@ def save_study_figures(
     return paths
 
 
-def _figures(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> "Iterator[tuple[str, Figure]]":
+def _figures(
+    analysis: StudyAnalysis, runs: Sequence[Measurement]
+) -> "Iterator[tuple[str, Figure]]":
     panels = curve_panels(analysis, runs)
     if panels:
         yield "loss-by-lr", draw_curves(panels, axis=analysis.axis, confidence=analysis.confidence)

@@ -1,4 +1,6 @@
-"""How every figure looks: colours that colour-blind readers can tell apart, and nothing that shouts."""
+"""How every figure looks: colours that colour-blind readers can tell apart, and nothing that
+shouts.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,8 @@ SETTINGS: "Mapping[RcKeyType, Any]" = {
     "font.size": 10,
     "axes.titlesize": 11,
     "legend.frameon": False,
-    # Inches around the figure and each of its panels, and the part of a panel's height between two rows.
+    # Inches around the figure and each of its panels, and the part of a panel's height between two
+    # rows.
     "figure.constrained_layout.w_pad": 0.06,
     "figure.constrained_layout.h_pad": 0.07,
     "figure.constrained_layout.hspace": 0.05,
@@ -42,12 +45,17 @@ _LIGHTEST = 0.8
 
 
 def ordered_colours(labels: Sequence[str]) -> dict[str, str]:
-    """Dark to light, because the labels are values in order; viridis is uniform, and safe for the colour-blind."""
+    """Dark to light, because the labels are values in order; viridis is uniform, and safe for the
+    colour-blind.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
     last = max(1, len(labels) - 1)
-    return {label: to_hex(colormaps["viridis"](_LIGHTEST * index / last)) for index, label in enumerate(labels)}
+    return {
+        label: to_hex(colormaps["viridis"](_LIGHTEST * index / last))
+        for index, label in enumerate(labels)
+    }
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Every table of a study as plain rows, for spreadsheets and data frames.
 
-Optima and rates are log2 of base values, losses are nats. A number that is not known, or an interval without an end, is
-None: an empty cell, a null.
+Optima and rates are log2 of base values, losses are nats. A number that is not known, or an
+interval without an end, is None: an empty cell, a null.
 """
 
 import math
@@ -48,7 +48,9 @@ def trial_rows(runs: Sequence[Measurement]) -> list[Row]:
 
 
 def optimum_rows(analysis: StudyAnalysis) -> list[Row]:
-    """A row a cell and searched parameter: log2 of the optimum, its interval, the loss there, and what it rests on."""
+    """A row a cell and searched parameter: log2 of the optimum, its interval, the loss there, and
+    what it rests on.
+    """
     return [
         {
             **_cell(cell),
@@ -69,7 +71,11 @@ def optimum_rows(analysis: StudyAnalysis) -> list[Row]:
 
 
 def _cell(cell: CellAnalysis) -> Row:
-    return {"rule": cell.rule, "member": cell.member.label, "position": _number(cell.member.position)}
+    return {
+        "rule": cell.rule,
+        "member": cell.member.label,
+        "position": _number(cell.member.position),
+    }
 
 
 def transfer_rows(analysis: StudyAnalysis) -> list[Row]:
@@ -92,12 +98,21 @@ def transfer_rows(analysis: StudyAnalysis) -> list[Row]:
 
 
 def _evidence(analysis: StudyAnalysis, transfer: RuleTransfer) -> Row:
-    own = [cell for cell in analysis.cells if cell.rule == transfer.rule and cell.member in transfer.members]
-    return {"runs": sum(cell.runs for cell in own), "seeds": len({seed for cell in own for seed in cell.seeds})}
+    own = [
+        cell
+        for cell in analysis.cells
+        if cell.rule == transfer.rule and cell.member in transfer.members
+    ]
+    return {
+        "runs": sum(cell.runs for cell in own),
+        "seeds": len({seed for cell in own for seed in cell.seeds}),
+    }
 
 
 def regret_rows(analysis: StudyAnalysis) -> list[Row]:
-    """A row a rule and member: the loss given up there by the proxy's optimum, and how far that lies from its own."""
+    """A row a rule and member: the loss given up there by the proxy's optimum, and how far that
+    lies from its own.
+    """
     return [
         {
             "rule": transfer.rule,
@@ -114,7 +129,9 @@ def regret_rows(analysis: StudyAnalysis) -> list[Row]:
 
 
 def comparison_rows(analysis: StudyAnalysis) -> list[Row]:
-    """A row two rules and quantity: first minus second. `better` is empty where the interval does not tell."""
+    """A row two rules and quantity: first minus second. `better` is empty where the interval does
+    not tell.
+    """
     return [
         {
             "quantity": one.quantity,
@@ -130,7 +147,9 @@ def comparison_rows(analysis: StudyAnalysis) -> list[Row]:
 
 
 def variance_rows(analysis: StudyAnalysis) -> list[Row]:
-    """A row a rule, quantity and kind of optimum: variance over members, ddof 0, in the unit beside it."""
+    """A row a rule, quantity and kind of optimum: variance over members, ddof 0, in the unit beside
+    it.
+    """
     return [
         {
             "optimum": kind,
@@ -148,7 +167,10 @@ def variance_rows(analysis: StudyAnalysis) -> list[Row]:
 
 def save_table(rows: Sequence[Row], stem: Path) -> list[Path]:
     """The rows as CSV and as Parquet beside `stem`."""
-    return [save_csv(rows, stem.with_suffix(".csv")), save_parquet(rows, stem.with_suffix(".parquet"))]
+    return [
+        save_csv(rows, stem.with_suffix(".csv")),
+        save_parquet(rows, stem.with_suffix(".parquet")),
+    ]
 
 
 def _estimate(name: str, one: Estimate | None) -> Row:

@@ -1,10 +1,11 @@
-"""The adaptive search: bracket the optimum, then try the rates that narrow its interval most, until it is narrow.
+"""The adaptive search: bracket the optimum, then try the rates that narrow its interval most, until
+it is narrow.
 
-Near the optimum the loss is a + b·s + c·s² with s = log2 of the rate, plus a level and a slope of its own for each
-seed. What is wanted is the vertex, whose error is that of the slope there. So the next rate and seed are those after
-which the slope's variance is least (Bayesian linear design; Chaloner & Verdinelli 1995). Pairs to both sides of the
-vertex come out of that, and so do further seeds, once more points on one seed tell more about that seed than about the
-optimum.
+Near the optimum the loss is a + b·s + c·s² with s = log2 of the rate, plus a level and a slope of
+its own for each seed. What is wanted is the vertex, whose error is that of the slope there. So the
+next rate and seed are those after which the slope's variance is least (Bayesian linear design;
+Chaloner & Verdinelli 1995). Pairs to both sides of the vertex come out of that, and so do further
+seeds, once more points on one seed tell more about that seed than about the optimum.
 """
 
 import math
@@ -27,19 +28,29 @@ SPACING = 1.0
 """Powers of two between the first points."""
 
 WINDOW = 1.0
-"""Points are tried this far to either side of the vertex: beyond, a curve of losses is no parabola."""
+"""Points are tried this far to either side of the vertex: beyond, a curve of losses is no
+parabola.
+"""
 
 REACH = 1.5
-"""Points this far to either side are fitted, by a parabola: a few rates cannot tell how far a curve leans."""
+"""Points this far to either side are fitted, by a parabola: a few rates cannot tell how far a curve
+leans.
+"""
 
 LEVEL_SD, SLOPE_SD = 3.0, 1.0
-"""How far seeds are expected to differ, in standard deviations of a single loss (a power of two, for the slope)."""
+"""How far seeds are expected to differ, in standard deviations of a single loss (a power of two,
+for the slope).
+"""
 
 VERTEX_SD = 0.5
-"""How far the vertex may be from where it seems, in powers of two: the less is known, the more curvature matters."""
+"""How far the vertex may be from where it seems, in powers of two: the less is known, the more
+curvature matters.
+"""
 
 _LEAST_FREEDOM = 3
-"""Degrees of freedom of the noise: with fewer, points that happen to lie on a parabola would end the search."""
+"""Degrees of freedom of the noise: with fewer, points that happen to lie on a parabola would end
+the search.
+"""
 
 _APART = 0.12
 """A rate that was tried with the same seed tells nothing new."""
@@ -47,7 +58,9 @@ _APART = 0.12
 
 @dataclass(frozen=True)
 class Observation:
-    """A trial at x = log2 of its rate. `loss` is None if it diverged, or was stopped because it lay far behind."""
+    """A trial at x = log2 of its rate. `loss` is None if it diverged, or was stopped because it lay
+    far behind.
+    """
 
     x: float
     loss: float | None
@@ -100,19 +113,27 @@ def next_points(
     return chosen
 
 
-def _first(seen: Sequence[Observation], span: Span, seed: int, count: int, start: float) -> list[tuple[float, int]]:
+def _first(
+    seen: Sequence[Observation], span: Span, seed: int, count: int, start: float
+) -> list[tuple[float, int]]:
     """The start, and points to both sides of it; where all that were tried diverged, lower ones."""
     low, high = span
     spacing = min(SPACING, (high - low) / 4)
     if seen:
         lowest = min(one.x for one in seen)
-        return [(max(low, lowest - spacing * k), seed) for k in range(1, count + 1) if lowest - spacing * (k - 1) > low]
+        return [
+            (max(low, lowest - spacing * k), seed)
+            for k in range(1, count + 1)
+            if lowest - spacing * (k - 1) > low
+        ]
     steps = [0.0, *(sign * k * spacing for k in range(1, count + 1) for sign in (-1, 1))]
     inside = [start + step for step in steps if low <= start + step <= high]
     return [(x, seed) for x in inside[:count]]
 
 
-def _unbracketed(seen: Sequence[Observation], finished: Sequence[Observation], span: Span) -> list[float]:
+def _unbracketed(
+    seen: Sequence[Observation], finished: Sequence[Observation], span: Span
+) -> list[float]:
     """Where to look next, while the lowest loss has nothing beside it on one side."""
     low, high = span
     spacing = min(SPACING, (high - low) / 4)
@@ -126,7 +147,9 @@ def _unbracketed(seen: Sequence[Observation], finished: Sequence[Observation], s
 
 
 def present_vertex(seen: Sequence[Observation], finished: Sequence[Observation]) -> float:
-    """The present estimate: of the fit, and before there are points enough, through the lowest and its neighbours."""
+    """The present estimate: of the fit, and before there are points enough, through the lowest and
+    its neighbours.
+    """
     lowest = min(finished, key=lambda one: one.loss or 0.0).x
     found = _fitted(seen)
     if found is None or "few" in found.flags:
@@ -135,9 +158,11 @@ def present_vertex(seen: Sequence[Observation], finished: Sequence[Observation])
 
 
 def _is_known(seen: Sequence[Observation], tolerance: float, available: int) -> bool:
-    """Whether more rates are not worth their cost: the optimum of these seeds is known, of two at least if there are.
+    """Whether more rates are not worth their cost: the optimum of these seeds is known, of two at
+    least if there are.
 
-    How far the optima of seeds lie apart is in the interval that is reported, and only further seeds narrow that.
+    How far the optima of seeds lie apart is in the interval that is reported, and only further
+    seeds narrow that.
     """
     found = _fitted(seen)
     if found is None or found.within_freedom < _LEAST_FREEDOM or found.seeds < min(2, available):
@@ -146,7 +171,11 @@ def _is_known(seen: Sequence[Observation], tolerance: float, available: int) -> 
 
 
 def _fitted(seen: Sequence[Observation]) -> Optimum | None:
-    xs, losses, seeds = [one.x for one in seen], [one.loss for one in seen], [one.seed for one in seen]
+    xs, losses, seeds = (
+        [one.x for one in seen],
+        [one.loss for one in seen],
+        [one.seed for one in seen],
+    )
     return fit_optimum(xs, losses, seeds, reach=REACH, asymmetry=0)
 
 
@@ -167,7 +196,9 @@ def _interpolated(finished: Sequence[Observation], lowest: float) -> float:
 def _most_telling(
     tried: Sequence[tuple[float, int]], vertex: float, span: Span, seeds: Sequence[int]
 ) -> tuple[float, int] | None:
-    """The rate and seed after which the slope has the least variance, on average over where the vertex may be."""
+    """The rate and seed after which the slope has the least variance, on average over where the
+    vertex may be.
+    """
     information = _prior(len(seeds))
     for x, seed in tried:
         if abs(x - vertex) <= 2 * WINDOW and seed in seeds:

@@ -1,4 +1,6 @@
-"""A cell while its study runs: rounds that are proposed, trials that wait, and those that have ended."""
+"""A cell while its study runs: rounds that are proposed, trials that wait, and those that have
+ended.
+"""
 
 import hashlib
 import json
@@ -29,7 +31,9 @@ class Proposed:
 
 
 class CellRun:
-    """Knows which trials of a cell are next. It is a function of the records: making it anew loses nothing."""
+    """Knows which trials of a cell are next. It is a function of the records: making it anew loses
+    nothing.
+    """
 
     def __init__(self, config: StudyConfig, cell: Cell, ended: Iterable[Trial]) -> None:
         self.config, self.cell = config, cell
@@ -42,14 +46,18 @@ class CellRun:
         self._propose()
 
     def _begun(self) -> tuple[int, int]:
-        """Where to go on: a round is begun when all before it have ended, so these need not be proposed again."""
+        """Where to go on: a round is begun when all before it have ended, so these need not be
+        proposed again.
+        """
         last = max((trial.round for trial in self.trials.values()), default=0)
         before = sum(trial.round < last for trial in self.trials.values())
         whole = all(number in self.trials for number in range(before))
         return (last, before) if whole else (0, 0)
 
     def next(self) -> Proposed | None:
-        """A trial that can start now; None while the round has to end first, or when all is done."""
+        """A trial that can start now; None while the round has to end first, or when all is
+        done.
+        """
         return self._waiting.popleft() if self._waiting else None
 
     def add(self, trial: Trial) -> None:
@@ -65,11 +73,18 @@ class CellRun:
             self.done = not points
             numbers = range(self._first, self._first + len(points))
             missing = [number for number in numbers if number not in self.trials]
-            stops = {seed: stopping(self.config, former, seed) for seed in {point.seed for point in points}}
+            stops = {
+                seed: stopping(self.config, former, seed)
+                for seed in {point.seed for point in points}
+            }
             for number in missing:
                 point = points[number - self._first]
                 stop = stops[point.seed]
-                self._waiting.append(Proposed(self.cell, number, self._round, point, stop.to_dict() if stop else None))
+                self._waiting.append(
+                    Proposed(
+                        self.cell, number, self._round, point, stop.to_dict() if stop else None
+                    )
+                )
             self._awaited = set(missing)
             self._round, self._first = self._round + 1, numbers.stop
             if missing:
@@ -118,9 +133,17 @@ def trainer_of(config: StudyConfig) -> dict[str, Any]:
 
 def fingerprint(work: Mapping[str, Any]) -> str:
     """Of all that decides a trial's result; places, records and early stopping are not among it."""
-    trainer = {name: value for name, value in work["trainer"].items() if name not in ("ranks", "time_limit")}
+    trainer = {
+        name: value
+        for name, value in work["trainer"].items()
+        if name not in ("ranks", "time_limit")
+    }
     config = {
-        table: {name: value for name, value in values.items() if f"{table}.{name}" not in _WITHOUT_EFFECT}
+        table: {
+            name: value
+            for name, value in values.items()
+            if f"{table}.{name}" not in _WITHOUT_EFFECT
+        }
         if isinstance(values, dict)
         else values
         for table, values in work["config"].items()

@@ -1,4 +1,6 @@
-"""A trainer of one's own that is a command: its placeholders filled, run without a shell, followed to its end."""
+"""A trainer of one's own that is a command: its placeholders filled, run without a shell, followed
+to its end.
+"""
 
 import math
 import os
@@ -51,7 +53,8 @@ class _TimeLimitError(Exception):
 
 
 def check_command(command: Any, metrics: Any, names: Iterable[str]) -> None:
-    """Refuse a command that cannot work, before anything runs. `names` are what is searched and what is varied.
+    """Refuse a command that cannot work, before anything runs. `names` are what is searched and
+    what is varied.
 
     >>> check_command(["python", "train.py", "--lr", "{lr}"], "json", ["lr"])
     >>> check_command(["python", "train.py", "--lr", "{lrr}"], "json", ["lr"])
@@ -64,7 +67,9 @@ def check_command(command: Any, metrics: Any, names: Iterable[str]) -> None:
     for argument in _arguments(command):
         _substituted(argument, known, lambda name: used.add(name) or "")
     if "lr" in known and "lr" not in used:
-        raise OptionError("trainer.command has no {lr}: every trial would be the same. Write, say, --lr {lr}.")
+        raise OptionError(
+            "trainer.command has no {lr}: every trial would be the same. Write, say, --lr {lr}."
+        )
 
 
 def filled(command: Any, values: Mapping[str, float | str]) -> list[str]:
@@ -74,21 +79,28 @@ def filled(command: Any, values: Mapping[str, float | str]) -> list[str]:
     ['--lr=0.0078125', '{}', '3']
     """
     return [
-        _substituted(argument, list(values), lambda name: _written(values[name])) for argument in _arguments(command)
+        _substituted(argument, list(values), lambda name: _written(values[name]))
+        for argument in _arguments(command)
     ]
 
 
 def _arguments(command: Any) -> list[str]:
     if isinstance(command, str):
         raise OptionError(
-            f"trainer.command = {command!r} is one string, which only a shell could split. Write the arguments as a "
+            f"trainer.command = {command!r} is one string, which only a shell could split. Write "
+            "the arguments as a "
             'list: command = ["python", "train.py", "--lr", "{lr}"].'
         )
     if not isinstance(command, Sequence) or not command:
-        raise OptionError(f"trainer.command = {command!r} is not a list of arguments. Write the program and its flags.")
+        raise OptionError(
+            f"trainer.command = {command!r} is not a list of arguments. Write the program and its "
+            "flags."
+        )
     for argument in command:
         if not isinstance(argument, str) or "\0" in argument:
-            raise OptionError(f'trainer.command: {argument!r} is not a text. Write numbers in quotes too: "8".')
+            raise OptionError(
+                f'trainer.command: {argument!r} is not a text. Write numbers in quotes too: "8".'
+            )
     return list(command)
 
 
@@ -100,7 +112,8 @@ def _substituted(argument: str, known: Sequence[str], value: Callable[[str], str
             return match["brace"][0]
         if match["lone"]:
             raise OptionError(
-                f"trainer.command: {argument!r} has a {match['lone']} that belongs to no placeholder. Write {{name}} "
+                f"trainer.command: {argument!r} has a {match['lone']} that belongs to no "
+                f"placeholder. Write {{name}} "
                 "for a placeholder, and {{ and }} for braces."
             )
         if match["name"] not in known:
@@ -119,7 +132,9 @@ def _written(value: float | str) -> str:
 
 def check_time_limit(seconds: Any) -> None:
     if seconds is not None and (
-        isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 < seconds < math.inf
     ):
         raise OptionError(f"trainer.time_limit = {seconds!r} must be a number of seconds above 0.")
 
@@ -136,7 +151,10 @@ def run(command: Command, folder: Path, curve: Curve, lock: int) -> dict[str, An
     except TrialStopped as end:
         return curve.result(end.status)
     except _TimeLimitError:
-        return curve.result("timeout", error=f"it took longer than its time limit of {command.time_limit:g} seconds.")
+        return curve.result(
+            "timeout",
+            error=f"it took longer than its time limit of {command.time_limit:g} seconds.",
+        )
     if status != 0:
         error = f"{command.arguments[0]} {ending(status)}. {_tail(output)}"
         return curve.result("failed", error=error)
@@ -172,7 +190,15 @@ class _Running:
     def __init__(self, command: Command, kept: IO[bytes], lock: int) -> None:
         self._kept = kept
         # By its path and isolated: it starts in a moment, whatever the surroundings of the command.
-        guarded = [sys.executable, "-I", "-S", guard.__file__, repr(GRACE_SECONDS), str(lock), *command.arguments]
+        guarded = [
+            sys.executable,
+            "-I",
+            "-S",
+            guard.__file__,
+            repr(GRACE_SECONDS),
+            str(lock),
+            *command.arguments,
+        ]
         try:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 guarded,
@@ -185,7 +211,9 @@ class _Running:
                 env={"PYTHONUNBUFFERED": "1"} | os.environ | dict(command.environment),
             )
         except OSError as error:
-            raise OptionError(f"could not start {command.arguments[0]}: {error.strerror or error}.") from error
+            raise OptionError(
+                f"could not start {command.arguments[0]}: {error.strerror or error}."
+            ) from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._lifeline: IO[bytes] = self._process.stdin
@@ -202,7 +230,9 @@ class _Running:
                 chunk = self._pipe.read(_CHUNK)
                 if chunk:
                     self._keep(chunk)
-                elif ended or chunk == b"":  # all ends of the pipe are closed, or held by what got away
+                elif (
+                    ended or chunk == b""
+                ):  # all ends of the pipe are closed, or held by what got away
                     return
                 yield chunk or b""
 
@@ -221,7 +251,10 @@ class _Running:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._lifeline.close()
         latest = time.monotonic() + 2 * GRACE_SECONDS
@@ -246,7 +279,9 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def _unwritten(path: Path, error: OSError) -> StorageError:
-    return StorageError(f"could not write {path}: {error.strerror or error}. Free some room and run the same again.")
+    return StorageError(
+        f"could not write {path}: {error.strerror or error}. Free some room and run the same again."
+    )
 
 
 def _tail(output: Path) -> str:
@@ -256,6 +291,7 @@ def _tail(output: Path) -> str:
         text = file.read().decode(errors="replace")
     lines = [line for line in re.split(r"[\r\n]+", text) if line.strip()][-_TAIL_LINES:]
     shown = "\n".join(
-        "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line) for line in lines
+        "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in line)
+        for line in lines
     )
     return f"The end of its output ({output}):\n{shown}" if lines else "It printed nothing."

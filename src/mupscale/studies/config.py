@@ -1,4 +1,6 @@
-"""What a study is: rules × model variants (cells) × seeds, a search space, a search, and how trials are run."""
+"""What a study is: rules × model variants (cells) × seeds, a search space, a search, and how trials
+are run.
+"""
 
 import dataclasses
 import itertools
@@ -33,7 +35,9 @@ class Search:
     tolerance: float = 0.25
     "The adaptive search is done when the optimum is known to ± this many powers of two."
     at_once: int | None = None
-    "Trials of a cell that are proposed together; so many that a study has about four, unless given."
+    """Trials of a cell that are proposed together; so many that a study has about four, unless
+    given.
+    """
     stop_hopeless: bool = True
     "Adaptive and TPE: end trials that lie far behind."
     seed: int = 0
@@ -62,7 +66,9 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """A trainer of one's own: a command, or a Python function. The reference model is trained unless given."""
+    """A trainer of one's own: a command, or a Python function. The reference model is trained
+    unless given.
+    """
 
     command: tuple[str, ...] | None = None
     function: str | None = None
@@ -99,7 +105,9 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """A study, checked. `tables` are those of a run: model, base, data, optimizer, length, machine, record."""
+    """A study, checked. `tables` are those of a run: model, base, data, optimizer, length, machine,
+    record.
+    """
 
     name: str
     rules: tuple[str | Mapping[str, Any], ...]
@@ -126,16 +134,26 @@ class StudyConfig:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "StudyConfig":
         given = dict(values)
-        fields = [f.name for f in dataclasses.fields(StudyConfig) if f.name not in ("tables", "rule_space")]
+        fields = [
+            f.name
+            for f in dataclasses.fields(StudyConfig)
+            if f.name not in ("tables", "rule_space")
+        ]
         settings.known("setting", given, [*fields, *RUN_TABLES])
         for name in ("name", "space"):
             if name not in given:
                 raise OptionError(f"the study has no {name}. {_MISSING[name]}")
         space = settings.table("space", given.pop("space"))
-        own = {name: space.pop(name) for name, ranges in list(space.items()) if isinstance(ranges, Mapping)}
+        own = {
+            name: space.pop(name)
+            for name, ranges in list(space.items())
+            if isinstance(ranges, Mapping)
+        }
         return StudyConfig(
             name=settings.typed("name", given.pop("name"), str),
-            rules=tuple(map(_from_file, _listed("rules", given.pop("rules", ["gqa-mup"]), (str, Mapping)))),
+            rules=tuple(
+                map(_from_file, _listed("rules", given.pop("rules", ["gqa-mup"]), (str, Mapping)))
+            ),
             seeds=tuple(_listed("seeds", given.pop("seeds", [1, 2, 3]), (int,))),
             space=_with_lr(_space("space", space)),
             rule_space={name: _space(f"space.{name}", ranges) for name, ranges in own.items()},
@@ -156,7 +174,8 @@ class StudyConfig:
 
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
-        # An empty one is left out, so that studies from before there were readings stay what they are.
+        # An empty one is left out, so that studies from before there were readings stay what they
+        # are.
         values["reading"] = self.reading.to_dict() or None
         values |= values.pop("tables")
         values["space"] |= values.pop("rule_space")
@@ -166,7 +185,9 @@ class StudyConfig:
         return toml.dumps(self.to_dict())
 
     def identity(self) -> dict[str, Any]:
-        """What makes it this study: all but budgets and places, which may change while it is stopped."""
+        """What makes it this study: all but budgets and places, which may change while it is
+        stopped.
+        """
         values = self.to_dict()
         for name in ("engine", "storage", "keep_runs"):
             values.pop(name, None)
@@ -177,7 +198,14 @@ class StudyConfig:
     def cells(self) -> list[Cell]:
         """Every rule on every variant, in order."""
         return [
-            Cell(_cell_name(rule, label, dimensions), rule, label, dimensions, tables, self._space_of(rule))
+            Cell(
+                _cell_name(rule, label, dimensions),
+                rule,
+                label,
+                dimensions,
+                tables,
+                self._space_of(rule),
+            )
             for rule in self.rules
             for label, tables in self._named_variants()
             for dimensions in self._dimensions()
@@ -190,7 +218,10 @@ class StudyConfig:
         """All that any cell searches."""
         spaces = [self.space, *self.rule_space.values()]
         ranges = {name: [space[name] for space in spaces if name in space] for name in self.space}
-        return {name: (min(low for low, _ in ends), max(high for _, high in ends)) for name, ends in ranges.items()}
+        return {
+            name: (min(low for low, _ in ends), max(high for _, high in ends))
+            for name, ends in ranges.items()
+        }
 
     def _named_variants(self) -> Iterator[tuple[str | None, dict[str, Any]]]:
         for variant in self.variants or ({},):
@@ -205,11 +236,17 @@ class StudyConfig:
     def run_config(self, cell: Cell, params: Mapping[str, float], seed: int) -> RunConfig:
         """The config of one trial of the reference model."""
         config = self._shaped(cell)
-        optimizer = dataclasses.replace(config.optimizer, **{k: v for k, v in params.items() if k != "tau_epoch"})
-        config = dataclasses.replace(config, optimizer=optimizer, seed=seed, base=self._base(config))
+        optimizer = dataclasses.replace(
+            config.optimizer, **{k: v for k, v in params.items() if k != "tau_epoch"}
+        )
+        config = dataclasses.replace(
+            config, optimizer=optimizer, seed=seed, base=self._base(config)
+        )
         if "tau_epoch" in params:
             decay = 1 / (optimizer.lr * params["tau_epoch"] * lengths(config).steps)
-            config = dataclasses.replace(config, optimizer=dataclasses.replace(optimizer, weight_decay=decay))
+            config = dataclasses.replace(
+                config, optimizer=dataclasses.replace(optimizer, weight_decay=decay)
+            )
         return config
 
     def _shaped(self, cell: Cell) -> RunConfig:
@@ -217,14 +254,20 @@ class StudyConfig:
         heads, r = config.model.n_heads, cell.dimensions.get("r", 1)
         if heads % r:
             divisors = ", ".join(str(k) for k in range(1, heads + 1) if heads % k == 0)
-            raise DimensionError(f"vary: r = {r} does not divide n_heads = {heads}. Choose among {divisors}.")
+            raise DimensionError(
+                f"vary: r = {r} does not divide n_heads = {heads}. Choose among {divisors}."
+            )
         return dataclasses.replace(config, model=config.model.resized(**cell.dimensions))
 
     def _base(self, config: RunConfig) -> dict[str, int]:
-        """What is varied was tuned at its least (sharing, width, depth), unless [base] says otherwise."""
+        """What is varied was tuned at its least (sharing, width, depth), unless [base] says
+        otherwise.
+        """
         base = dict(config.base)
         if self.vary.keys() & {"r", "n_kv_heads"} and not base.keys() & {"r", "n_kv_heads"}:
-            sharing = self.vary.get("r") or [config.model.n_heads // k for k in self.vary["n_kv_heads"]]
+            sharing = self.vary.get("r") or [
+                config.model.n_heads // k for k in self.vary["n_kv_heads"]
+            ]
             base["r"] = min(sharing)
         for name in ("width", "depth"):
             if name in self.vary:
@@ -238,13 +281,19 @@ _MISSING = {
 }
 
 
-def _cell_name(rule: str | Mapping[str, Any], label: str | None, dimensions: Mapping[str, int]) -> str:
+def _cell_name(
+    rule: str | Mapping[str, Any], label: str | None, dimensions: Mapping[str, int]
+) -> str:
     """A name that can be a folder's.
 
     >>> _cell_name("gqa-mup", None, {"n_kv_heads": 3})
     'gqa-mup.n_kv_heads-3'
     """
-    parts = [_rule_name(rule), *([label] if label else []), *(f"{name}-{value}" for name, value in dimensions.items())]
+    parts = [
+        _rule_name(rule),
+        *([label] if label else []),
+        *(f"{name}-{value}" for name, value in dimensions.items()),
+    ]
     return plain("cell", ".".join(parts))
 
 
@@ -256,7 +305,11 @@ def _from_file(rule: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     """The choices of a rule that is a file: a study must not change when the file does."""
     if not isinstance(rule, str) or not rule.endswith(".json"):
         return rule
-    return {key: value for key, value in dataclasses.asdict(read_rule(rule)).items() if value is not None}
+    return {
+        key: value
+        for key, value in dataclasses.asdict(read_rule(rule)).items()
+        if value is not None
+    }
 
 
 def _listed(name: str, value: Any, kinds: tuple[type, ...]) -> list[Any]:
@@ -266,17 +319,23 @@ def _listed(name: str, value: Any, kinds: tuple[type, ...]) -> list[Any]:
     for item in items:
         if not isinstance(item, kinds) or isinstance(item, bool):
             wanted = " or ".join("table" if kind is Mapping else kind.__name__ for kind in kinds)
-            raise OptionError(f"{name}: {item!r} is of type {type(item).__name__}; expected {wanted}.")
+            raise OptionError(
+                f"{name}: {item!r} is of type {type(item).__name__}; expected {wanted}."
+            )
     return items
 
 
 def _vary(value: Any) -> dict[str, tuple[int, ...]]:
     given = settings.table("vary", value)
-    settings.known("dimension to vary", given, ("n_kv_heads", "r", "width", "depth", "d_ff", "head_dim"))
+    settings.known(
+        "dimension to vary", given, ("n_kv_heads", "r", "width", "depth", "d_ff", "head_dim")
+    )
     found = {name: tuple(_listed(f"vary.{name}", values, (int,))) for name, values in given.items()}
     for name, values in found.items():
         if not values or min(values) < 1 or len(set(values)) < len(values):
-            raise DimensionError(f"vary.{name} = {list(values)}: give different whole numbers, each at least 1.")
+            raise DimensionError(
+                f"vary.{name} = {list(values)}: give different whole numbers, each at least 1."
+            )
     return found
 
 
@@ -286,10 +345,14 @@ def _space(where: str, value: Any) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {}
     for name, ends in given.items():
         if not isinstance(ends, list | tuple) or len(cast(Sequence[Any], ends)) != 2:
-            raise OptionError(f'{where}.{name} = {ends!r} is not a range. Write {name} = ["2^-10", "2^-4"].')
+            raise OptionError(
+                f'{where}.{name} = {ends!r} is not a range. Write {name} = ["2^-10", "2^-4"].'
+            )
         low, high = (number(f"{where}.{name}", end) for end in cast(Sequence[Any], ends))
         if not low < high:
-            raise OptionError(f"{where}.{name}: {low:g} is not below {high:g}. Write the smaller end first.")
+            raise OptionError(
+                f"{where}.{name}: {low:g} is not below {high:g}. Write the smaller end first."
+            )
         found[name] = (low, high)
     return found
 
@@ -298,7 +361,9 @@ def _with_lr(space: dict[str, tuple[float, float]]) -> dict[str, tuple[float, fl
     if "lr" not in space:
         raise OptionError('space: lr is not searched. Write lr = ["2^-10", "2^-4"].')
     if {"weight_decay", "tau_epoch"} <= space.keys():
-        raise OptionError("space: weight_decay and tau_epoch say the same at a given lr. Search one of them.")
+        raise OptionError(
+            "space: weight_decay and tau_epoch say the same at a given lr. Search one of them."
+        )
     return space
 
 
@@ -308,13 +373,21 @@ def number(name: str, value: Any) -> float:
     >>> number("lr", "2^-7.5")
     0.005524271728019903
     """
-    power = re.fullmatch(r"\s*2\s*(?:\^|\*\*)\s*\(?\s*(-?[0-9.]+)\s*\)?\s*", value) if isinstance(value, str) else None
+    power = (
+        re.fullmatch(r"\s*2\s*(?:\^|\*\*)\s*\(?\s*(-?[0-9.]+)\s*\)?\s*", value)
+        if isinstance(value, str)
+        else None
+    )
     try:
         found = 2.0 ** float(power[1]) if power else float(value)
     except (TypeError, ValueError, OverflowError):
-        raise OptionError(f'{name}: {value!r} is not a number. Write 0.01, or a power of two: "2^-7".') from None
+        raise OptionError(
+            f'{name}: {value!r} is not a number. Write 0.01, or a power of two: "2^-7".'
+        ) from None
     if isinstance(value, bool) or not math.isfinite(found) or found <= 0:
-        raise OptionError(f"{name}: {value!r} must be a finite number above 0: the scale is logarithmic.")
+        raise OptionError(
+            f"{name}: {value!r} must be a finite number above 0: the scale is logarithmic."
+        )
     return found
 
 
@@ -326,13 +399,17 @@ def _trainer(value: Any) -> Trainer | None:
     command = given.pop("command", None)
     if isinstance(command, str):
         raise OptionError(
-            f"trainer.command = {command!r} is one string, which only a shell could split. Write the arguments as a "
+            f"trainer.command = {command!r} is one string, which only a shell could split. Write "
+            "the arguments as a "
             'list: command = ["python", "train.py", "--lr", "{lr}"].'
         )
     environment = settings.table("trainer.environment", given.pop("environment", {}))
     return Trainer(
         command=None if command is None else tuple(_listed("trainer.command", command, (str,))),
-        environment={key: settings.typed(f"trainer.environment.{key}", v, str) for key, v in environment.items()},
+        environment={
+            key: settings.typed(f"trainer.environment.{key}", v, str)
+            for key, v in environment.items()
+        },
         **{key: settings.typed(f"trainer.{key}", item, str) for key, item in given.items()},
     )
 
@@ -347,21 +424,31 @@ def _check(config: StudyConfig) -> None:
         raise OptionError(f"seeds = {list(config.seeds)} must be at least 0.")
     _check_search(config)
     engine, trainer = config.engine, config.trainer
-    if engine.ranks < 1 or (engine.workers is not None and engine.workers < 0) or engine.retries < 0:
+    if (
+        engine.ranks < 1
+        or (engine.workers is not None and engine.workers < 0)
+        or engine.retries < 0
+    ):
         raise OptionError("engine: ranks must be at least 1, workers and retries at least 0.")
     if trainer is not None and (trainer.command is None) == (trainer.function is None):
         raise OptionError("trainer: give either command or function.")
     if config.storage is not None and urlsplit(config.storage).password:
         raise OptionError(
-            "storage: the URL holds a password, which would be written to study.toml. Leave it out, and set PGPASSWORD "
+            "storage: the URL holds a password, which would be written to study.toml. Leave it "
+            "out, and set PGPASSWORD "
             "or use ~/.pgpass."
         )
     if trainer is not None and engine.ranks > 1:
-        raise OptionError(f"engine.ranks = {engine.ranks} is for the reference model; put torchrun into the command.")
+        raise OptionError(
+            f"engine.ranks = {engine.ranks} is for the reference model; put torchrun into the "
+            "command."
+        )
     _check_reading(config)
     names = [cell.name for cell in config.cells()]
     if len(set(names)) < len(names):
-        raise OptionError("two cells have the same name: give every rule and every variant a name of its own.")
+        raise OptionError(
+            "two cells have the same name: give every rule and every variant a name of its own."
+        )
     if trainer is None:
         middle = {name: math.sqrt(low * high) for name, (low, high) in config.space.items()}
         for cell in config.cells():
@@ -373,14 +460,17 @@ def _check_reading(config: StudyConfig) -> None:
         return
     if config.trainer is None or config.trainer.target is None:
         raise OptionError(
-            "the study has a reading (roles, ignored keys or inputs), but no trainer.target, the model that it is "
-            'about. Name the model (trainer.target = "my_package.models:build"), or leave the reading out.'
+            "the study has a reading (roles, ignored keys or inputs), but no trainer.target, the "
+            "model that it is "
+            'about. Name the model (trainer.target = "my_package.models:build"), or leave the '
+            "reading out."
         )
     inputs = config.reading.inputs or ()
     for name, value in inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs):
         if value is None:
             raise OptionError(
-                f"reading.inputs: {name} is None, which a study file cannot hold. Leave the argument out, or give the "
+                f"reading.inputs: {name} is None, which a study file cannot hold. Leave the "
+                "argument out, or give the "
                 "others by name."
             )
 
@@ -388,17 +478,22 @@ def _check_reading(config: StudyConfig) -> None:
 def _check_search(config: StudyConfig) -> None:
     search = config.search
     for rule, own in config.rule_space.items():
-        settings.known("rule with a space of its own", {rule: own}, [_rule_name(one) for one in config.rules])
+        settings.known(
+            "rule with a space of its own", {rule: own}, [_rule_name(one) for one in config.rules]
+        )
         settings.known(f"parameter in space.{rule} that space does not have", own, config.space)
     for name, value in (("trials", search.trials), ("tokens", search.tokens), ("at_once", search.at_once),
                         ("step", search.step), ("tolerance", search.tolerance)):  # fmt: skip
         if value is not None and not 0 < value < math.inf:
             raise OptionError(f"search.{name} = {value} must be a finite number above 0.")
     if search.method in ("random", "tpe") and search.trials is None and search.tokens is None:
-        raise OptionError(f'search.method = "{search.method}" does not end by itself. Set search.trials, say 50.')
+        raise OptionError(
+            f'search.method = "{search.method}" does not end by itself. Set search.trials, say 50.'
+        )
     if search.method == "adaptive" and set(config.space) != {"lr"}:
         raise OptionError(
-            f'search.method = "adaptive" searches lr alone, and space has {", ".join(config.space)}. Choose random, '
+            'search.method = "adaptive" searches lr alone, and space has '
+            f"{', '.join(config.space)}. Choose random, "
             "tpe or grid."
         )
     if config.trainer is None:
@@ -424,5 +519,11 @@ def _merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(v) for key, v in cast(Mapping[str, Any], value).items() if v is not None}
-    return [_plain(v) for v in cast(Sequence[Any], value)] if isinstance(value, tuple | list) else value
+        return {
+            key: _plain(v) for key, v in cast(Mapping[str, Any], value).items() if v is not None
+        }
+    return (
+        [_plain(v) for v in cast(Sequence[Any], value)]
+        if isinstance(value, tuple | list)
+        else value
+    )

@@ -1,4 +1,6 @@
-"""What a trial has told so far: its losses, when they say that it need not go on, and what is kept of them."""
+"""What a trial has told so far: its losses, when they say that it need not go on, and what is kept
+of them.
+"""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +23,9 @@ class TrialStopped(Exception):  # noqa: N818 - no error: it ends a trial that ne
 
 
 class Curve:
-    """The losses of a trial, judged as they come. `steps` is what the whole run has, once it is known."""
+    """The losses of a trial, judged as they come. `steps` is what the whole run has, once it is
+    known.
+    """
 
     def __init__(self, stop: Mapping[str, Any] | None = None, steps: int | None = None) -> None:
         self.steps, self.step = steps, 0
@@ -34,8 +38,9 @@ class Curve:
     def add(self, loss: float, step: int | None = None, validation: bool = False) -> None:
         """A loss at a step; without one, a training loss is of the next step.
 
-        A training loss at an earlier step than the last means that the trainer has gone back to it, and what was told
-        from there on is forgotten. Raises `TrialStopped` when the trial need not go on.
+        A training loss at an earlier step than the last means that the trainer has gone back to it,
+        and what was told from there on is forgotten. Raises `TrialStopped` when the trial need not
+        go on.
         """
         if step is None:
             step = self.step + (not validation)
@@ -62,7 +67,9 @@ class Curve:
         self.step = self._losses[-1][0] if self._losses else 0
 
     def _judge(self, gap: int) -> None:
-        """At the end of each window, by its mean; `gap` tells where the next loss is to be expected."""
+        """At the end of each window, by its mean; `gap` tells where the next loss is to be
+        expected.
+        """
         if self._stop is None or self.steps is None or not 0 < self.step < self.steps:
             return
         if _part(self.step + gap, self.steps, WINDOWS) == _part(self.step, self.steps, WINDOWS):
@@ -106,9 +113,14 @@ class Curve:
         for step, loss in self._losses:
             part = _part(step, max(self.steps or 0, self.step), POINTS)
             parts.setdefault(max(1, part), []).append((step, loss))
-        return [[known[-1][0], _short(sum(loss for _, loss in known) / len(known))] for known in parts.values()]
+        return [
+            [known[-1][0], _short(sum(loss for _, loss in known) / len(known))]
+            for known in parts.values()
+        ]
 
-    def result(self, status: str, *, loss: float | None = None, error: str | None = None) -> dict[str, Any]:
+    def result(
+        self, status: str, *, loss: float | None = None, error: str | None = None
+    ) -> dict[str, Any]:
         """What is recorded of the trial: strict JSON."""
         return {
             "status": status,

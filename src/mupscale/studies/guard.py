@@ -1,8 +1,10 @@
-"""`python guard.py GRACE LOCK COMMAND…`: runs a command, and ends it with all that it started when its input ends.
+"""`python guard.py GRACE LOCK COMMAND…`: runs a command, and ends it with all that it started when
+its input ends.
 
-The input is a pipe from whoever started this, so it ends with that process, however that one ends. What the command
-started is found also where it left the command's process group, as torchrun's ranks do: orphans come to this process
-(Linux). The lock of the trial's folder is kept until all of them have gone. It needs only Python's own library.
+The input is a pipe from whoever started this, so it ends with that process, however that one ends.
+What the command started is found also where it left the command's process group, as torchrun's
+ranks do: orphans come to this process (Linux). The lock of the trial's folder is kept until all of
+them have gone. It needs only Python's own library.
 """
 
 import ctypes
@@ -59,7 +61,9 @@ def _has_ended(child: int) -> bool:
 
 
 def _end(child: int, grace: float) -> int:
-    """Ask all that is left to end, and kill what has not done so in time; the status of the command."""
+    """Ask all that is left to end, and kill what has not done so in time; the status of the
+    command.
+    """
     deadline = time.monotonic() + grace
     status = 0
     _signal(child, signal.SIGTERM)
@@ -68,7 +72,8 @@ def _end(child: int, grace: float) -> int:
         if late:
             _signal(child, signal.SIGKILL)
         try:
-            # After a kill it is safe to wait: of what is killed, the orphans have come here when it has gone.
+            # After a kill it is safe to wait: of what is killed, the orphans have come here when it
+            # has gone.
             process, ended = os.waitpid(-1, 0 if late else os.WNOHANG)
         except ChildProcessError:
             return status

@@ -40,7 +40,12 @@ def analysis_of(study: Study | Snapshot, confidence: float = 0.95) -> StudyAnaly
 def member_label(cell: Cell) -> str:
     """As "large", "n_kv_heads = 3"; "the model" where nothing is varied."""
     return (
-        ", ".join([*([cell.label] if cell.label else []), *(f"{k} = {v}" for k, v in cell.dimensions.items())])
+        ", ".join(
+            [
+                *([cell.label] if cell.label else []),
+                *(f"{k} = {v}" for k, v in cell.dimensions.items()),
+            ]
+        )
         or "the model"
     )
 

@@ -20,7 +20,8 @@ def plain(kind: str, name: str) -> str:
     if not PLAIN.fullmatch(name) or name in (".", ".."):
         shown = name if len(name) <= 80 else f"{name[:77]}..."
         raise OptionError(
-            f"{kind} {shown!r} is not a plain name: up to 64 letters, digits, dots, dashes and underscores, such as "
+            f"{kind} {shown!r} is not a plain name: up to 64 letters, digits, dots, dashes and "
+            "underscores, such as "
             "'gqa-1'."
         )
     return name

@@ -11,7 +11,9 @@ from mupscale.studies.config import Cell, StudyConfig, Trainer
 
 
 def plan_dict(config: StudyConfig, cell: Cell) -> dict[str, Any] | None:
-    """As `plan.json` holds it; None for the reference model, which plans itself, and without a target."""
+    """As `plan.json` holds it; None for the reference model, which plans itself, and without a
+    target.
+    """
     trainer = config.trainer
     if trainer is None or trainer.target is None:
         return None
@@ -28,7 +30,9 @@ def plan_dict(config: StudyConfig, cell: Cell) -> dict[str, Any] | None:
 
 def _least(config: StudyConfig) -> tuple[tuple[str, int], ...]:
     """The variant that counts as tuned, where no base is given: least sharing, width and depth."""
-    return tuple((name, max(v) if name == "n_kv_heads" else min(v)) for name, v in config.vary.items())
+    return tuple(
+        (name, max(v) if name == "n_kv_heads" else min(v)) for name, v in config.vary.items()
+    )
 
 
 @cache
@@ -55,17 +59,24 @@ def _planned(
         reference = _model(target, least)
     else:
         raise OptionError(
-            "the plan needs a base: the model that the rates are tuned on. Write [base] with width, depth and r, or "
+            "the plan needs a base: the model that the rates are tuned on. Write [base] with "
+            "width, depth and r, or "
             "trainer.base with a model's name."
         )
     made = plan(
-        model, base=reference, optimizer=optimizer, rule=rule_from(json.loads(rule)), decay=decay, reading=reading
+        model,
+        base=reference,
+        optimizer=optimizer,
+        rule=rule_from(json.loads(rule)),
+        decay=decay,
+        reading=reading,
     )
     return made.to_json()
 
 
 def with_reading(config: StudyConfig) -> StudyConfig:
-    """With the mupscale.toml beside the trainer's model, where the study has no [reading] of its own.
+    """With the mupscale.toml beside the trainer's model, where the study has no [reading] of its
+    own.
 
     The study keeps what it says: a study must not change when the file does.
     """
@@ -85,19 +96,32 @@ def _model(target: str, dimensions: tuple[tuple[str, int], ...]) -> Any:
         return resolve(target).model
     if len(dimensions) > 1:
         names = ", ".join(name for name, _ in dimensions)
-        raise OptionError(f"vary: {names} together. A target of one's own is varied in one dimension at a time.")
+        raise OptionError(
+            f"vary: {names} together. A target of one's own is varied in one dimension at a time."
+        )
     return Family(target, device="meta")(**dict(dimensions))
 
 
 def check_plan(config: StudyConfig) -> None:
-    """A rule that would have no effect is refused: the trainer must get the plan that carries it."""
+    """A rule that would have no effect is refused: the trainer must get the plan that carries
+    it.
+    """
     trainer = config.trainer
     assert isinstance(trainer, Trainer)
     names = {rule if isinstance(rule, str) else "own" for rule in config.rules}
     if trainer.target is None and names != {"sp"}:
         raise OptionError(
-            f"rules = {sorted(names)}, but without trainer.target there is no plan to hand over, and every rule would "
-            'train alike. Name the model (trainer.target = "hf:llama,hidden_size=64"), or set rules = ["sp"].'
+            f"rules = {sorted(names)}, but without trainer.target there is no plan to hand over, "
+            "and every rule would "
+            'train alike. Name the model (trainer.target = "hf:llama,hidden_size=64"), or set '
+            'rules = ["sp"].'
         )
-    if trainer.command is not None and trainer.target is not None and not any("{plan}" in a for a in trainer.command):
-        raise OptionError('trainer.command does not take the plan: add "--plan", "{plan}", or drop trainer.target.')
+    if (
+        trainer.command is not None
+        and trainer.target is not None
+        and not any("{plan}" in a for a in trainer.command)
+    ):
+        raise OptionError(
+            'trainer.command does not take the plan: add "--plan", "{plan}", or drop '
+            "trainer.target."
+        )

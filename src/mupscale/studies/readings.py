@@ -1,4 +1,6 @@
-"""How a command's losses are read: from its output or from a file that it writes, as JSON lines or by an expression."""
+"""How a command's losses are read: from its output or from a file that it writes, as JSON lines or
+by an expression.
+"""
 
 import json
 import math
@@ -15,7 +17,9 @@ from mupscale.studies.curves import Curve
 from mupscale.studies.names import inside, plain
 
 LONGEST_LINE = 10_000
-"""Bytes of a line that is looked at: an expression may take very long on a longer one, and no report is that long."""
+"""Bytes of a line that is looked at: an expression may take very long on a longer one, and no
+report is that long.
+"""
 
 GROUPS = ("loss", "validation_loss", "step", "steps", "tokens")
 _VALIDATION = ("validation_loss", "eval_loss")
@@ -23,13 +27,16 @@ _CHUNK = 1 << 16
 
 
 class Lines:
-    """Bytes, as they come, into lines. Those that are too long are left out, and never held whole."""
+    """Bytes, as they come, into lines. Those that are too long are left out, and never held
+    whole.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[str]:
-        r"""The lines that `chunk` completes; a carriage return ends one too, as progress bars have it.
+        r"""The lines that `chunk` completes; a carriage return ends one too, as progress bars have
+        it.
 
         >>> lines = Lines()
         >>> lines.feed(b"step 1\nste"), lines.feed(b"p 2\rstep 3\n")
@@ -128,7 +135,8 @@ def metrics_in(text: Any, folder: Path) -> Metrics:
     if kind == "regex":
         return Matched(f"lines of the output that match {rest!r}", _pattern(rest))
     raise OptionError(
-        f'trainer.metrics = {text!r} does not say where the losses are. Write "json" (lines of JSON in the output), '
+        f'trainer.metrics = {text!r} does not say where the losses are. Write "json" (lines of '
+        "JSON in the output), "
         '"file:metrics.jsonl" (in the folder of the trial), or "regex:loss (?P<loss>[0-9.]+)".'
     )
 
@@ -137,17 +145,23 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
-        raise OptionError(f"trainer.metrics: {text!r} is not a regular expression: {error}.") from error
+        raise OptionError(
+            f"trainer.metrics: {text!r} is not a regular expression: {error}."
+        ) from error
     for name in pattern.groupindex:
         if name not in GROUPS:
             raise UnknownNameError("group in trainer.metrics", name, GROUPS)
     if "loss" not in pattern.groupindex:
-        raise OptionError(f"trainer.metrics: {text!r} has no group for the loss. Write loss (?P<loss>[0-9.]+), say.")
+        raise OptionError(
+            f"trainer.metrics: {text!r} has no group for the loss. Write loss (?P<loss>[0-9.]+), "
+            "say."
+        )
     return pattern
 
 
 def tell(report: Mapping[str, Any], curve: Curve) -> None:
-    """Add what one line reported; what is not a number is garbage and left out. Raises as the curve does.
+    """Add what one line reported; what is not a number is garbage and left out. Raises as the curve
+    does.
 
     >>> curve = Curve()
     >>> tell({"loss": "2.5", "step": 10, "steps": 40}, curve)

@@ -1,4 +1,6 @@
-"""The searches as Optuna's samplers and pruners, and Optuna's as searches. The one file that knows its samplers."""
+"""The searches as Optuna's samplers and pruners, and Optuna's as searches. The one file that knows
+its samplers.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,8 +28,12 @@ if TYPE_CHECKING:
 Space = Mapping[str, tuple[float, float]]
 
 
-def tpe_round(space: Space, seeds: Sequence[int], seed: int, trials: Sequence[Trial], count: int) -> list[Point]:
-    """Optuna's TPE, given the trials so far. Trials of a round know of each other (constant liar)."""
+def tpe_round(
+    space: Space, seeds: Sequence[int], seed: int, trials: Sequence[Trial], count: int
+) -> list[Point]:
+    """Optuna's TPE, given the trials so far. Trials of a round know of each other (constant
+    liar).
+    """
     sampler = optuna.samplers.TPESampler(
         seed=_mixed(seed, len(trials)), constant_liar=True, multivariate=len(space) > 1
     )
@@ -59,7 +65,9 @@ def _in_memory(sampler: BaseSampler) -> "Study":
 
 
 def _frozen(trial: Trial, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
-    """A diverged or hopeless trial is a pruned one: worse than all that finished, and by its last loss."""
+    """A diverged or hopeless trial is a pruned one: worse than all that finished, and by its last
+    loss.
+    """
     curve = {int(step): loss for step, loss in trial.curve}
     return optuna.trial.create_trial(
         state=TrialState.COMPLETE if trial.loss is not None else TrialState.PRUNED,
@@ -71,17 +79,22 @@ def _frozen(trial: Trial, distributions: dict[str, BaseDistribution]) -> FrozenT
 
 
 class AdaptiveSampler(BaseSampler):
-    """Our adaptive search of one parameter for `optuna.create_study(sampler=…)`: brackets, then narrows the optimum.
+    """Our adaptive search of one parameter for `optuna.create_study(sampler=…)`: brackets, then
+    narrows the optimum.
 
-    The parameter must be a float on a logarithmic scale. The study is stopped when its optimum is known to ±
-    `tolerance` powers of two. Other parameters are sampled at random.
+    The parameter must be a float on a logarithmic scale. The study is stopped when its optimum is
+    known to ± `tolerance` powers of two. Other parameters are sampled at random.
     """
 
-    def __init__(self, parameter: str = "lr", *, tolerance: float = TOLERANCE, seed: int | None = None) -> None:
+    def __init__(
+        self, parameter: str = "lr", *, tolerance: float = TOLERANCE, seed: int | None = None
+    ) -> None:
         self.parameter, self.tolerance = parameter, tolerance
         self._random = RandomSampler(seed=seed)
 
-    def infer_relative_search_space(self, study: "Study", trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: "Study", trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         return {}
 
     def sample_relative(
@@ -90,12 +103,19 @@ class AdaptiveSampler(BaseSampler):
         return {}
 
     def sample_independent(
-        self, study: "Study", trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: "Study",
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         if param_name != self.parameter:
             return self._random.sample_independent(study, trial, param_name, param_distribution)
         if not isinstance(param_distribution, FloatDistribution) or not param_distribution.log:
-            raise OptionError(f"{param_name}: the adaptive search needs suggest_float({param_name!r}, …, log=True).")
+            raise OptionError(
+                f"{param_name}: the adaptive search needs suggest_float({param_name!r}, …, "
+                "log=True)."
+            )
         low, high = math.log2(param_distribution.low), math.log2(param_distribution.high)
         found = next_points(self._observations(study), (low, high), [0], 1, 0.0)
         # All is known, and the study goes on nevertheless: around the optimum.
@@ -103,10 +123,14 @@ class AdaptiveSampler(BaseSampler):
         return float(np.clip(2.0**x, param_distribution.low, param_distribution.high))
 
     def _observations(self, study: "Study") -> list[Observation]:
-        trials = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL))
+        trials = study.get_trials(
+            deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        )
         return [
             Observation(
-                math.log2(one.params[self.parameter]), one.value if one.state == TrialState.COMPLETE else None, 0
+                math.log2(one.params[self.parameter]),
+                one.value if one.state == TrialState.COMPLETE else None,
+                0,
             )
             for one in trials
             if self.parameter in one.params
@@ -126,10 +150,12 @@ class AdaptiveSampler(BaseSampler):
 
 
 class HopelessPruner(BasePruner):
-    """Our early stopping for `optuna.create_study(pruner=…)`: trials that lie far behind the best one.
+    """Our early stopping for `optuna.create_study(pruner=…)`: trials that lie far behind the best
+    one.
 
-    `steps` is the number that the last `trial.report(loss, step)` of a full trial has. All trials must see the same
-    batches in the same order, and report the mean training loss since their last report.
+    `steps` is the number that the last `trial.report(loss, step)` of a full trial has. All trials
+    must see the same batches in the same order, and report the mean training loss since their last
+    report.
     """
 
     def __init__(self, steps: int, *, far: float = FAR) -> None:
@@ -137,7 +163,11 @@ class HopelessPruner(BasePruner):
 
     def prune(self, study: "Study", trial: FrozenTrial) -> bool:
         complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        best = min((one for one in complete if one.intermediate_values), key=lambda one: one.value or 0.0, default=None)
+        best = min(
+            (one for one in complete if one.intermediate_values),
+            key=lambda one: one.value or 0.0,
+            default=None,
+        )
         step = trial.last_step
         if best is None or step is None:
             return False

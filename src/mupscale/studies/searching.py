@@ -1,7 +1,7 @@
 """Which trials come next. A round is proposed from the trials of former rounds alone.
 
-So what is proposed depends neither on the order in which trials end, nor on the number of workers, nor on how often a
-study was interrupted: proposing again gives the same round.
+So what is proposed depends neither on the order in which trials end, nor on the number of workers,
+nor on how often a study was interrupted: proposing again gives the same round.
 """
 
 import itertools
@@ -18,15 +18,19 @@ from mupscale.studies.trials import Point, Trial, best
 Space = Mapping[str, tuple[float, float]]
 
 IN_FLIGHT = 4
-"""Trials of a study that are proposed together, where `at_once` is not given: a search learns from trial to trial, and
-workers must not wait."""
+"""Trials of a study that are proposed together, where `at_once` is not given: a search learns from
+trial to trial, and workers must not wait."""
 
 ADAPTIVE_TRIALS = 60
-"""Of a cell, where no budget is given: an optimum that is not known by then is not worth the search."""
+"""Of a cell, where no budget is given: an optimum that is not known by then is not worth the
+search.
+"""
 
 
 def proposals(config: StudyConfig, space: Space, trials: Sequence[Trial]) -> list[Point]:
-    """The next round of a cell with this space, given all trials of its rounds so far; empty when it is done."""
+    """The next round of a cell with this space, given all trials of its rounds so far; empty when
+    it is done.
+    """
     search, left = config.search, _left(config.search, trials)
     if left <= 0:
         return []
@@ -34,7 +38,10 @@ def proposals(config: StudyConfig, space: Space, trials: Sequence[Trial]) -> lis
         return [] if trials else grid(space, config.seeds, search.step)[:left]
     if search.method == "random":
         count = left if search.trials is not None else len(config.seeds)
-        return [random_point(space, config.seeds, search.seed, len(trials) + k) for k in range(min(count, left))]
+        return [
+            random_point(space, config.seeds, search.seed, len(trials) + k)
+            for k in range(min(count, left))
+        ]
     count = search.at_once or max(1, round(IN_FLIGHT / len(config.cells())))
     if search.method == "tpe":
         from mupscale.studies.samplers import tpe_round
@@ -58,8 +65,15 @@ def grid(space: Space, seeds: Sequence[int], step: float) -> list[Point]:
     >>> [round(math.log2(point.params["lr"]), 6) for point in grid({"lr": (2**-8, 2**-7)}, [1], 0.5)]
     [-8.0, -7.5, -7.0]
     """
-    axes = [[2.0**x for x in _steps(math.log2(low), math.log2(high), step)] for low, high in space.values()]
-    return [Point(dict(zip(space, values, strict=True)), seed) for seed in seeds for values in itertools.product(*axes)]
+    axes = [
+        [2.0**x for x in _steps(math.log2(low), math.log2(high), step)]
+        for low, high in space.values()
+    ]
+    return [
+        Point(dict(zip(space, values, strict=True)), seed)
+        for seed in seeds
+        for values in itertools.product(*axes)
+    ]
 
 
 def _steps(low: float, high: float, step: float) -> list[float]:
@@ -77,7 +91,9 @@ def random_point(space: Space, seeds: Sequence[int], seed: int, number: int) -> 
 
 
 def stopping(config: StudyConfig, trials: Sequence[Trial], seed: int) -> Stopping | None:
-    """What a new trial is measured against: the best one of its seed so far, which saw the same batches."""
+    """What a new trial is measured against: the best one of its seed so far, which saw the same
+    batches.
+    """
     if not config.search.stop_hopeless or config.search.method not in ("adaptive", "tpe"):
         return None
     found = best([trial for trial in trials if trial.seed == seed])

@@ -1,7 +1,9 @@
-"""Finished trials in an Optuna database, one Optuna study a cell; the one file that knows how Optuna stores.
+"""Finished trials in an Optuna database, one Optuna study a cell; the one file that knows how
+Optuna stores.
 
-The records of a study are the truth. The database is a mirror of them, so that `optuna-dashboard` and every other tool
-of Optuna opens the study. It can be thrown away and is made again, and no fault of it ends a study.
+The records of a study are the truth. The database is a mirror of them, so that `optuna-dashboard`
+and every other tool of Optuna opens the study. It can be thrown away and is made again, and no
+fault of it ends a study.
 """
 
 import contextlib
@@ -33,7 +35,9 @@ Remark = Callable[[str], object]
 """Takes a sentence for the user; called from a thread as well."""
 
 _KNOWN_SCHEMAS = {"v3.2.0.a"}
-"""Where whole batches are written by `_insert_rows` (all of Optuna 3.2 to 5.0); any other, by Optuna's `add_trials`."""
+"""Where whole batches are written by `_insert_rows` (all of Optuna 3.2 to 5.0); any other, by
+Optuna's `add_trials`.
+"""
 _BATCH = 500
 """Trials a transaction: short enough that a dashboard is not kept waiting."""
 _RETRY_SECONDS = 10.0
@@ -55,8 +59,12 @@ class Mirror:
     flush_seconds = 0.5
     """A trial is in the database at the latest so long after it was added."""
 
-    def __init__(self, url: str | None, folder: Path, study: str, owner: str, remark: Remark, space: Space) -> None:
-        """Without a URL the database is `study.db` in the folder. `owner` tells this study from its namesakes."""
+    def __init__(
+        self, url: str | None, folder: Path, study: str, owner: str, remark: Remark, space: Space
+    ) -> None:
+        """Without a URL the database is `study.db` in the folder. `owner` tells this study from its
+        namesakes.
+        """
         self._file = folder / "study.db" if url is None else None
         self._url = "sqlite:///study.db" if url is None else _checked_url(url)
         self._shown = str(self._file or masked(self._url))
@@ -74,8 +82,9 @@ class Mirror:
     def sync(self, records: Mapping[str, Record]) -> None:
         """Open the database and add what it lacks.
 
-        A file that cannot be read is set aside and made again. What the user has to mend, another study of the same
-        name or a server that does not answer, is raised here, before anything has been computed.
+        A file that cannot be read is set aside and made again. What the user has to mend, another
+        study of the same name or a server that does not answer, is raised here, before anything has
+        been computed.
         """
         with self._memory:
             self._records.update(records)
@@ -101,7 +110,9 @@ class Mirror:
         self._start()
 
     def flush(self) -> None:
-        """Write what is missing. A database that does not take it is remarked on once, and tried again later."""
+        """Write what is missing. A database that does not take it is remarked on once, and tried
+        again later.
+        """
         with self._writing:
             try:
                 self._write()
@@ -122,7 +133,8 @@ class Mirror:
             self.flush()
         if self._missing:
             self._remark(
-                f"{self._shown} lacks {len(self._missing)} of {len(self._records)} trials ({self._failure}). They are "
+                f"{self._shown} lacks {len(self._missing)} of {len(self._records)} trials "
+                f"({self._failure}). They are "
                 "in the study's records, and are added when the study is next opened."
             )
         self._leave()
@@ -131,13 +143,18 @@ class Mirror:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def _start(self) -> None:
         if self._thread is None and not self._closing.is_set():
-            self._thread = threading.Thread(target=self._keep_flushing, name="mupscale-mirror", daemon=True)
+            self._thread = threading.Thread(
+                target=self._keep_flushing, name="mupscale-mirror", daemon=True
+            )
             self._thread.start()
 
     def _keep_flushing(self) -> None:
@@ -158,13 +175,16 @@ class Mirror:
                         del self._missing[key]
 
     def _put_off(self, error: Exception) -> None:
-        """Later, and from the beginning: whether the last transaction took place is read from the database then."""
+        """Later, and from the beginning: whether the last transaction took place is read from the
+        database then.
+        """
         self._leave()
         self._next_try = time.monotonic() + _RETRY_SECONDS
         before, self._failure = self._failure, self._reason(error)
         if before is None:
             self._remark(
-                f"could not write {self._shown}: {self._failure}. The study goes on, and its results are in its "
+                f"could not write {self._shown}: {self._failure}. The study goes on, and its "
+                "results are in its "
                 f"records; the database is tried again every {_RETRY_SECONDS:.0f} s."
             )
 
@@ -174,7 +194,9 @@ class Mirror:
         self._database = None
 
     def _open(self) -> "_Database":
-        """The database, ours, with what it lacks found out. If our own file cannot be read, a new one."""
+        """The database, ours, with what it lacks found out. If our own file cannot be read, a new
+        one.
+        """
         with _quiet():
             try:
                 return self._opened()
@@ -183,7 +205,8 @@ class Mirror:
                     raise
                 aside = _set_aside(self._file)
                 self._remark(
-                    f"{self._file} could not be read ({self._reason(error)}). It is now {aside.name}, and a new one "
+                    f"{self._file} could not be read ({self._reason(error)}). It is now "
+                    f"{aside.name}, and a new one "
                     "is made from the records."
                 )
             return self._opened()
@@ -199,12 +222,17 @@ class Mirror:
             database.dispose()
             if isinstance(error, _OwnedByAnotherError):
                 raise OptionError(
-                    f"{self._shown} holds a study named {self._study!r} that does not belong to this folder. Choose "
+                    f"{self._shown} holds a study named {self._study!r} that does not belong to "
+                    "this folder. Choose "
                     "another name or another database."
                 ) from None
             raise
         with self._memory:
-            self._missing = {key: record for key, record in self._records.items() if _print(record) not in present}
+            self._missing = {
+                key: record
+                for key, record in self._records.items()
+                if _print(record) not in present
+            }
         self._database = database
         return database
 
@@ -216,10 +244,16 @@ class Mirror:
         if isinstance(error, ImportError):
             if self._url.startswith("postgresql"):
                 return MissingExtraError("psycopg2", "postgres")
-            return OptionError(f"the driver of {self._shown} is not installed ({reason}). Install it with pip.")
+            return OptionError(
+                f"the driver of {self._shown} is not installed ({reason}). Install it with pip."
+            )
         if type(error).__name__ in ("NoSuchModuleError", "ArgumentError"):
-            return OptionError(f"{self._shown} is not a database that is known here: {reason}. {_URL_HINT}")
-        return StorageError(f"could not open {self._shown}: {reason}. Start the server, or correct the URL.")
+            return OptionError(
+                f"{self._shown} is not a database that is known here: {reason}. {_URL_HINT}"
+            )
+        return StorageError(
+            f"could not open {self._shown}: {reason}. Start the server, or correct the URL."
+        )
 
     def _reason(self, error: BaseException) -> str:
         """The first line of what the database itself said, without the password."""
@@ -227,7 +261,9 @@ class Mirror:
         lines = str(root).strip().splitlines() or [type(root).__name__]
         password = _PASSWORD.search(self._url)
         said = lines[0].rstrip(".").replace(self._url, self._shown)
-        return said.replace(password["password"], "***") if password and password["password"] else said
+        return (
+            said.replace(password["password"], "***") if password and password["password"] else said
+        )
 
 
 _URL_HINT = "Write postgresql://USER@HOST/DATABASE, or nothing for SQLite in the study's folder."
@@ -235,7 +271,8 @@ _PASSWORD = re.compile(r"://[^:/?#@]*:(?P<password>.*)@")
 
 
 def _checked_url(url: str) -> str:
-    """A URL that names its driver, since what `postgresql://` stands for depends on SQLAlchemy's version.
+    """A URL that names its driver, since what `postgresql://` stands for depends on SQLAlchemy's
+    version.
 
     >>> _checked_url("postgresql://me@host/studies")
     'postgresql+psycopg2://me@host/studies'
@@ -243,7 +280,8 @@ def _checked_url(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if scheme.split("+")[0] in ("journal", "redis", "rediss", "grpc"):
         raise OptionError(
-            f"storage {masked(url)!r} is not an SQL database, and one torn write spoils a journal for good. {_URL_HINT}"
+            f"storage {masked(url)!r} is not an SQL database, and one torn write spoils a journal "
+            f"for good. {_URL_HINT}"
         )
     if not separator:
         raise OptionError(f"storage {masked(url)!r} is not the URL of a database. {_URL_HINT}")
@@ -268,10 +306,11 @@ def _engine_settings(url: str, file: Path | None) -> dict[str, Any]:
 
 
 def _connected(file: Path) -> sqlite3.Connection:
-    """Without waiting for the disk: after a power cut the file may be broken, and is then made again.
+    """Without waiting for the disk: after a power cut the file may be broken, and is then made
+    again.
 
-    Not in WAL mode, which needs memory shared between all who have the file open: that is not to be had on the network
-    disks of clusters.
+    Not in WAL mode, which needs memory shared between all who have the file open: that is not to be
+    had on the network disks of clusters.
     """
     connection = sqlite3.connect(file, timeout=_LOCK_SECONDS, check_same_thread=False)
     connection.execute("PRAGMA synchronous = OFF")
@@ -289,7 +328,9 @@ def _check_file(file: Path) -> None:
 
 
 def _is_unreadable(error: Exception) -> bool:
-    """Rather than locked, full or out of reach, which passes, or not ours, or a mistake, which no other file mends."""
+    """Rather than locked, full or out of reach, which passes, or not ours, or a mistake, which no
+    other file mends.
+    """
     root = _root(error)
     if isinstance(root, MupscaleError):
         return False
@@ -305,8 +346,12 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _set_aside(file: Path) -> Path:
-    """Renamed, together with a journal of it, which SQLite would otherwise roll back into the new file."""
-    number = next(n for n in itertools.count(1) if not file.with_name(f"{file.name}.corrupt-{n}").exists())
+    """Renamed, together with a journal of it, which SQLite would otherwise roll back into the new
+    file.
+    """
+    number = next(
+        n for n in itertools.count(1) if not file.with_name(f"{file.name}.corrupt-{n}").exists()
+    )
     aside = file.with_name(f"{file.name}.corrupt-{number}")
     for suffix in ("", "-journal", "-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
@@ -351,18 +396,29 @@ def _by_cell(records: Mapping[str, Record]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _as_trial(key: str, record: Record, space: Space) -> "FrozenTrial":
-    """The record as Optuna sees it: a diverged, failed or lost trial is FAIL, one that was stopped early PRUNED."""
+    """The record as Optuna sees it: a diverged, failed or lost trial is FAIL, one that was stopped
+    early PRUNED.
+    """
     from optuna.trial import create_trial
 
     state = _state(record)
-    positive = {name: float(value) for name, value in record["params"].items() if value is not None and value > 0}
+    positive = {
+        name: float(value)
+        for name, value in record["params"].items()
+        if value is not None and value > 0
+    }
     trial = create_trial(
         state=state,
         value=record["loss"] if state.name == "COMPLETE" else None,
         params=positive,
-        distributions={name: _distribution(value, space.get(name)) for name, value in positive.items()},
-        user_attrs=_attributes(key, record) | {k: v for k, v in record["params"].items() if k not in positive},
-        intermediate_values={int(step): float(loss) for step, loss in record["curve"] if loss is not None},
+        distributions={
+            name: _distribution(value, space.get(name)) for name, value in positive.items()
+        },
+        user_attrs=_attributes(key, record)
+        | {k: v for k, v in record["params"].items() if k not in positive},
+        intermediate_values={
+            int(step): float(loss) for step, loss in record["curve"] if loss is not None
+        },
     )
     trial.datetime_start, trial.datetime_complete = _times(record)
     return trial
@@ -385,8 +441,13 @@ def _distribution(value: float, bounds: tuple[float, float] | None) -> "FloatDis
 
 
 def _attributes(key: str, record: Record) -> dict[str, Any]:
-    """What the dashboard shows beside the parameters; what a log axis cannot hold, as no decay, is added to it."""
-    named = {name: record.get(name) for name in ("seed", "rule", "variant", "status", "tokens", "attempts", "seconds")}
+    """What the dashboard shows beside the parameters; what a log axis cannot hold, as no decay, is
+    added to it.
+    """
+    named = {
+        name: record.get(name)
+        for name in ("seed", "rule", "variant", "status", "tokens", "attempts", "seconds")
+    }
     error = str(record.get("error") or "")[:_ERROR_CHARACTERS] or None
     return {"trial": key, "record": _print(record)} | {
         name: value for name, value in {**named, "error": error}.items() if value is not None
@@ -394,7 +455,9 @@ def _attributes(key: str, record: Record) -> dict[str, Any]:
 
 
 def _print(record: Record) -> str:
-    """Tells a record from any other, also from an earlier one of the same trial, which failed and was run again."""
+    """Tells a record from any other, also from an earlier one of the same trial, which failed and
+    was run again.
+    """
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -434,7 +497,11 @@ class _Database:
         """The fingerprints of the records that are here."""
         if self._whole_batches:
             return _read_prints(self._storage.engine, self._owner)
-        trials = [trial for name in self._claimed for trial in self._study(name).get_trials(deepcopy=False)]
+        trials = [
+            trial
+            for name in self._claimed
+            for trial in self._study(name).get_trials(deepcopy=False)
+        ]
         return {trial.user_attrs["record"] for trial in trials if "record" in trial.user_attrs}
 
     def insert(self, name: str, trials: Sequence["FrozenTrial"]) -> None:
@@ -455,7 +522,9 @@ class _Database:
         return _optuna().load_study(study_name=name, storage=self._storage)
 
     def _claim(self, name: str) -> None:
-        """Made, or found. One that nobody owns is ours if it is empty: we were killed between making and marking it."""
+        """Made, or found. One that nobody owns is ours if it is empty: we were killed between
+        making and marking it.
+        """
         study = _optuna().create_study(study_name=name, storage=self._storage, load_if_exists=True)
         owner = study.user_attrs.get("owner")
         if owner is None and not study.get_trials(deepcopy=False):
@@ -487,16 +556,20 @@ def _read_prints(engine: "Engine", owner: str) -> set[str]:
 def _insert_rows(engine: "Engine", name: str, trials: Sequence["FrozenTrial"]) -> None:
     """All trials in one transaction, through Optuna's own table classes.
 
-    Its `add_trial` asks the database about each row before it writes it, and waits and repeats by itself when the
-    database fails: 25 ms a trial with a curve of 20 points, against 4 ms alone and 1 ms in a batch of ten.
+    Its `add_trial` asks the database about each row before it writes it, and waits and repeats by
+    itself when the database fails: 25 ms a trial with a curve of 20 points, against 4 ms alone and
+    1 ms in a batch of ten.
     """
     from optuna.storages._rdb import models
     from sqlalchemy import func, insert, select
     from sqlalchemy.orm import Session
 
     with Session(engine) as session, session.begin():
-        # As in Optuna, the study is locked meanwhile: the number of a trial is how many came before it.
-        study = session.execute(select(models.StudyModel).filter_by(study_name=name).with_for_update()).scalar_one()
+        # As in Optuna, the study is locked meanwhile: the number of a trial is how many came before
+        # it.
+        study = session.execute(
+            select(models.StudyModel).filter_by(study_name=name).with_for_update()
+        ).scalar_one()
         of_study = select(func.count(models.TrialModel.trial_id)).filter_by(study_id=study.study_id)
         first = session.execute(of_study).scalar_one()
         rows: list[Any] = [
@@ -511,12 +584,16 @@ def _insert_rows(engine: "Engine", name: str, trials: Sequence["FrozenTrial"]) -
         ]
         session.add_all(rows)
         session.flush()
-        for table, details in _details([(row.trial_id, trial) for row, trial in zip(rows, trials, strict=True)]):
+        for table, details in _details(
+            [(row.trial_id, trial) for row, trial in zip(rows, trials, strict=True)]
+        ):
             if details:
                 session.execute(insert(table), details)
 
 
-def _details(trials: Sequence[tuple[int, "FrozenTrial"]]) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
+def _details(
+    trials: Sequence[tuple[int, "FrozenTrial"]],
+) -> Iterator[tuple[Any, list[dict[str, Any]]]]:
     """The rows that belong to trials, table by table."""
     from optuna.distributions import distribution_to_json
     from optuna.storages._rdb import models
@@ -525,7 +602,8 @@ def _details(trials: Sequence[tuple[int, "FrozenTrial"]]) -> Iterator[tuple[Any,
     yield (
         value,
         [
-            {"trial_id": id_, "objective": 0} | _stored("value", value.value_to_stored_repr(trial.value))
+            {"trial_id": id_, "objective": 0}
+            | _stored("value", value.value_to_stored_repr(trial.value))
             for id_, trial in trials
             if trial.value is not None
         ],

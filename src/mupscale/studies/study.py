@@ -1,4 +1,6 @@
-"""`Study`: a folder that holds what is run and what came of it. Kill it at any time and run it again."""
+"""`Study`: a folder that holds what is run and what came of it. Kill it at any time and run it
+again.
+"""
 
 import itertools
 import json
@@ -64,9 +66,11 @@ class Study:
 
     @staticmethod
     def create(config: StudyConfig, folder: Path | str) -> "Study":
-        """A new study, or the one that is there if it is the same; budgets, engine and storage may differ.
+        """A new study, or the one that is there if it is the same; budgets, engine and storage may
+        differ.
 
-        It keeps what mupscale.toml beside the trainer's model says, unless the config has a reading of its own.
+        It keeps what mupscale.toml beside the trainer's model says, unless the config has a reading
+        of its own.
         """
         config = with_reading(config)
         study = Study(Path(folder), config)
@@ -84,14 +88,20 @@ class Study:
         """A study that was begun before."""
         path = Path(folder) / CONFIG
         if not path.exists():
-            raise OptionError(f"{folder} holds no study: {CONFIG} is not there. mupscale sweep makes one.")
+            raise OptionError(
+                f"{folder} holds no study: {CONFIG} is not there. mupscale sweep makes one."
+            )
         return Study(Path(folder), StudyConfig.load(path))
 
     def _check(self) -> None:
         """What can be known before anything runs."""
         if self.config.trainer is not None:
             check_plan(self.config)
-        names = [*self.config.space, *self.config.vary, *(["variant"] if self.config.variants else [])]
+        names = [
+            *self.config.space,
+            *self.config.vary,
+            *(["variant"] if self.config.variants else []),
+        ]
         check_trainer(trainer_of(self.config), names)
 
     def snapshot(self) -> Snapshot:
@@ -99,9 +109,13 @@ class Study:
         cells: dict[str, dict[int, Trial]] = {cell.name: {} for cell in self.config.cells()}
         for trial in self._recorded():
             cells.setdefault(trial.cell, {})[trial.number] = trial
-        runs = [CellRun(self.config, cell, cells[cell.name].values()) for cell in self.config.cells()]
+        runs = [
+            CellRun(self.config, cell, cells[cell.name].values()) for cell in self.config.cells()
+        ]
         done = frozenset(run.cell.name for run in runs if run.done)
-        return Snapshot(self.config, cells, {run.cell.name: run.expected for run in runs}, done, self._running())
+        return Snapshot(
+            self.config, cells, {run.cell.name: run.expected for run in runs}, done, self._running()
+        )
 
     def _running(self) -> dict[str, float]:
         try:
@@ -115,7 +129,9 @@ class Study:
     def trials(self) -> list[Trial]:
         """All that have ended, by cell and number."""
         order = {cell.name: place for place, cell in enumerate(self.config.cells())}
-        return sorted(self._recorded(), key=lambda trial: (order.get(trial.cell, len(order)), trial.number))
+        return sorted(
+            self._recorded(), key=lambda trial: (order.get(trial.cell, len(order)), trial.number)
+        )
 
     def _recorded(self) -> Iterator[Trial]:
         records = self.folder / RECORDS
@@ -129,24 +145,34 @@ class Study:
         remark: Remark | None = None,
         reuse: "Study | None" = None,
     ) -> Snapshot:
-        """Run what is missing. `report` hears after each trial and each second, `remark` what a reader should know.
+        """Run what is missing. `report` hears after each trial and each second, `remark` what a
+        reader should know.
 
         Results of `reuse` are taken over where a trial there is the same as one here.
         """
         say = remark or (lambda _: None)
-        known = {} if reuse is None else {trial.same: trial for trial in reuse.trials if trial.status in _REUSABLE}
+        known = (
+            {}
+            if reuse is None
+            else {trial.same: trial for trial in reuse.trials if trial.status in _REUSABLE}
+        )
         engine = engine or self._engine()
         about = {"study": self.config.identity()}
         with Ledger(self.folder / RECORDS, about) as book:
             if book.torn:
-                say(f"{self.folder / RECORDS}: the last line was torn and is dropped; its trial is run again.")
+                say(
+                    f"{self.folder / RECORDS}: the last line was torn and is dropped; its trial is "
+                    "run again."
+                )
             driver = _Driver(self, book, known, report or (lambda _: None), say)
             try:
                 with terminable():
                     driver.run(engine)
             except KeyboardInterrupt as stop:
                 number = signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT
-                raise InterruptedJobsError(number, len(book.results), driver.expected, str(self.folder)) from stop
+                raise InterruptedJobsError(
+                    number, len(book.results), driver.expected, str(self.folder)
+                ) from stop
             finally:
                 driver.close()
         return driver.snapshot()
@@ -155,8 +181,16 @@ class Study:
         chosen = self.config.engine
         memory = None if chosen.memory_limit is None else int(chosen.memory_limit * 1e9)
         # A command is given its time by the trial that starts it, which then still has its output.
-        limit = None if self.config.trainer is not None and self.config.trainer.command else chosen.time_limit
-        options: dict[str, Any] = {"retries": chosen.retries, "time_limit": limit, "memory_limit": memory}
+        limit = (
+            None
+            if self.config.trainer is not None and self.config.trainer.command
+            else chosen.time_limit
+        )
+        options: dict[str, Any] = {
+            "retries": chosen.retries,
+            "time_limit": limit,
+            "memory_limit": memory,
+        }
         if chosen.name == "ray":
             options |= {"address": chosen.address, "cpus": chosen.cpus, "gpus": chosen.gpus}
         else:
@@ -188,7 +222,9 @@ class _Driver:
         ended: dict[str, list[Trial]] = {}
         for trial in _trials(book.results):
             ended.setdefault(trial.cell, []).append(trial)
-        self.cells = [CellRun(self.config, cell, ended.get(cell.name, ())) for cell in self.config.cells()]
+        self.cells = [
+            CellRun(self.config, cell, ended.get(cell.name, ())) for cell in self.config.cells()
+        ]
         self._turn = deque(range(len(self.cells)))
         self._submitted: dict[str, tuple[Proposed, str, float]] = {}
         self._ran = any(trial.has_run for trials in ended.values() for trial in trials)
@@ -199,9 +235,13 @@ class _Driver:
         self.mirror = self._mirrored()
 
     def _mirrored(self) -> Mirror | None:
-        """The database, with what it lacked; without Optuna the records must do, unless a database was asked for."""
+        """The database, with what it lacked; without Optuna the records must do, unless a database
+        was asked for.
+        """
         config, folder = self.config, self.study.folder
-        mirror = Mirror(config.storage, folder, config.name, _owner(folder), self.remark, config.widest_space())
+        mirror = Mirror(
+            config.storage, folder, config.name, _owner(folder), self.remark, config.widest_space()
+        )
         try:
             mirror.sync(self.book.results)
         except MissingExtraError as error:
@@ -267,15 +307,25 @@ class _Driver:
         _, same = self._work(proposed)
         found = self.known.get(same)
         if found is not None:
-            self._keep(proposed, same, {name: getattr(found, name) for name in _RESULT}, attempts=found.attempts)
+            self._keep(
+                proposed,
+                same,
+                {name: getattr(found, name) for name in _RESULT},
+                attempts=found.attempts,
+            )
         return found is not None
 
     def _tried_again(self, outcome: Outcome, session: Session) -> bool:
-        """A trial whose machine asked it to stop has saved its state, and goes on. A full disk is not its fault."""
+        """A trial whose machine asked it to stop has saved its state, and goes on. A full disk is
+        not its fault.
+        """
         error = outcome.failure.error if outcome.failure else None
         if isinstance(error, StorageError):
             raise error
-        again = isinstance(error, InterruptedRunError) and self._stops[outcome.job] < self.config.engine.retries
+        again = (
+            isinstance(error, InterruptedRunError)
+            and self._stops[outcome.job] < self.config.engine.retries
+        )
         if again:
             self._stops[outcome.job] += 1
             session.submit(outcome.job, self._work(self._submitted[outcome.job][0])[0])
@@ -292,10 +342,15 @@ class _Driver:
         attempts = max(outcome.attempts, int(result.pop("attempts", None) or 1))
         trial = self._keep(proposed, same, {"began": began} | result, attempts=attempts)
         if not self.config.keep_runs and trial.status not in _FAILED:
-            shutil.rmtree(inside(self.study.folder, "trials", trial.cell, f"{trial.number:04d}"), ignore_errors=True)
+            shutil.rmtree(
+                inside(self.study.folder, "trials", trial.cell, f"{trial.number:04d}"),
+                ignore_errors=True,
+            )
         self._watch(trial)
 
-    def _keep(self, proposed: Proposed, same: str, result: Mapping[str, Any], attempts: int) -> Trial:
+    def _keep(
+        self, proposed: Proposed, same: str, result: Mapping[str, Any], attempts: int
+    ) -> Trial:
         """On disk first, then everywhere else."""
         cell = proposed.cell
         trial = Trial(
@@ -319,7 +374,9 @@ class _Driver:
         return trial
 
     def _watch(self, trial: Trial) -> None:
-        """End a study in which nothing runs: the fault is in its settings, and every trial would cost its time."""
+        """End a study in which nothing runs: the fault is in its settings, and every trial would
+        cost its time.
+        """
         self._ran = self._ran or trial.has_run
         if trial.status in _FAILED:
             self.remark(f"{trial.key} {trial.status}: {_first_line(trial.error)}")
@@ -327,7 +384,8 @@ class _Driver:
         if not self._ran and len(self._failures) >= _PATIENCE:
             folder = self.study.folder
             raise StudyFailedError(
-                f"the first {_PATIENCE} trials all failed, the last with: {trial.error}\nTheir folders are kept in "
+                f"the first {_PATIENCE} trials all failed, the last with: {trial.error}\nTheir "
+                "folders are kept in "
                 f"{folder / 'trials'}. Mend it, and run again with --retry-failed."
             )
 
@@ -356,7 +414,18 @@ class _Driver:
         )
 
 
-_RESULT = ("status", "loss", "step", "steps", "tokens", "train_loss", "curve", "began", "seconds", "error")
+_RESULT = (
+    "status",
+    "loss",
+    "step",
+    "steps",
+    "tokens",
+    "train_loss",
+    "curve",
+    "began",
+    "seconds",
+    "error",
+)
 
 
 def _trials(rows: Mapping[str, Any]) -> Iterator[Trial]:
@@ -382,18 +451,23 @@ def _refuse_another(folder: Path, old: StudyConfig, new: StudyConfig) -> None:
     changed = list(differences(old.identity(), new.identity()))
     if changed and (folder / RECORDS).exists():
         raise OptionError(
-            f"{folder} holds another study ({'; '.join(changed)}). Choose another --output, or begin a new study that "
+            f"{folder} holds another study ({'; '.join(changed)}). Choose another --output, or "
+            "begin a new study that "
             f"takes over what is the same: --output NEW --fork {folder}."
         )
 
 
 def retry_failed(study: Study) -> int:
-    """Forget trials that failed, so that they run again; their records go to failed.jsonl. How many they were."""
+    """Forget trials that failed, so that they run again; their records go to failed.jsonl. How many
+    they were.
+    """
     path = study.folder / RECORDS
     with Ledger(path, {"study": study.config.identity()}) as book:
         failed = {key: row for key, row in book.results.items() if row["status"] in _FAILED}
         if failed:
             with (study.folder / "failed.jsonl").open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps({"job": key, "result": row}) + "\n" for key, row in failed.items())
+                file.writelines(
+                    json.dumps({"job": key, "result": row}) + "\n" for key, row in failed.items()
+                )
             book.forget(failed)
     return len(failed)

@@ -15,7 +15,9 @@ from mupscale.studies.trials import best
 
 @dataclass(frozen=True)
 class CellRow:
-    """A line of the table. `optimum` is log2 of the rate; low and high are None where the trials set no bound."""
+    """A line of the table. `optimum` is log2 of the rate; low and high are None where the trials
+    set no bound.
+    """
 
     cell: str
     done: bool
@@ -45,7 +47,10 @@ class CellRow:
 def rows(snapshot: Snapshot) -> list[CellRow]:
     running = Counter(key.partition("/")[0] for key in snapshot.running)
     analysis = analysis_of(snapshot)
-    found = {cell.name: analysis.cell(cell.rule_name, member_label(cell)) for cell in snapshot.config.cells()}
+    found = {
+        cell.name: analysis.cell(cell.rule_name, member_label(cell))
+        for cell in snapshot.config.cells()
+    }
     return [_row(snapshot, name, running[name], found.get(name)) for name in snapshot.cells]
 
 
@@ -87,11 +92,14 @@ def table_text(cells: Sequence[CellRow]) -> str:
     """
     if not cells:
         return "no cells"
-    lines = [["cell", "trials", "log2 lr at the optimum", "95 % interval", "lowest loss", "tokens", ""]]
+    lines = [
+        ["cell", "trials", "log2 lr at the optimum", "95 % interval", "lowest loss", "tokens", ""]
+    ]
     lines += [_line(cell) for cell in cells]
     widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
     return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )
 
 
@@ -105,7 +113,9 @@ def _line(cell: CellRow) -> list[str]:
         ", ".join(counts),
         "" if cell.optimum is None else f"{cell.optimum:.2f}",
         interval_text(cell),
-        "" if cell.best_loss is None else f"{cell.best_loss:.4f} at {_shown(cell.best_params or {})}",
+        ""
+        if cell.best_loss is None
+        else f"{cell.best_loss:.4f} at {_shown(cell.best_params or {})}",
         f"{cell.tokens:,}",
         ", ".join(_MEANING[flag] for flag in (("few",) if "few" in cell.flags else cell.flags)),
     ]
@@ -133,4 +143,6 @@ def _shown(params: dict[str, float]) -> str:
     >>> _shown({"lr": 0.0078125, "weight_decay": 0.1})
     'lr 2^-7, weight_decay 2^-3.32'
     """
-    return ", ".join(f"{name} 2^{math.log2(value):.2f}".rstrip("0").rstrip(".") for name, value in params.items())
+    return ", ".join(
+        f"{name} 2^{math.log2(value):.2f}".rstrip("0").rstrip(".") for name, value in params.items()
+    )

@@ -1,7 +1,8 @@
-"""`train`: one trial, by the reference model, a Python function of one's own, or a command of one's own.
+"""`train`: one trial, by the reference model, a Python function of one's own, or a command of one's
+own.
 
-Engines call it in a worker; all that goes in and comes out is JSON. A trial that was killed is given to `train` again
-with the same folder, and goes on where its trainer can.
+Engines call it in a worker; all that goes in and comes out is JSON. A trial that was killed is
+given to `train` again with the same folder, and goes on where its trainer can.
 """
 
 import dataclasses
@@ -89,7 +90,9 @@ class Trial:
         self.variant: dict[str, int | float | str] = dict(assignment.variant)
         self.seed: int = assignment.seed
         self.folder: Path = folder
-        self.plan: dict[str, Any] | None = None if assignment.plan is None else dict(assignment.plan)
+        self.plan: dict[str, Any] | None = (
+            None if assignment.plan is None else dict(assignment.plan)
+        )
         self._curve, self._log = curve, None
 
     @property
@@ -102,9 +105,11 @@ class Trial:
         return self.params.get("weight_decay")
 
     def report(self, step: int, loss: float, steps: int | None = None) -> None:
-        """Tell of the training loss after `step` of `steps`. Raises `TrialStopped`, to let pass, when that is enough.
+        """Tell of the training loss after `step` of `steps`. Raises `TrialStopped`, to let pass,
+        when that is enough.
 
-        Reports are kept in the folder: a function that goes on from a checkpoint goes on with them too.
+        Reports are kept in the folder: a function that goes on from a checkpoint goes on with them
+        too.
         """
         self._curve.steps = steps or self._curve.steps
         value = float(loss)
@@ -127,7 +132,9 @@ class Trial:
 
 
 def check_trainer(trainer: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Refuse a trainer that cannot work, before anything runs. `names` are what is searched and what is varied."""
+    """Refuse a trainer that cannot work, before anything runs. `names` are what is searched and
+    what is varied.
+    """
     kind = _kind(trainer)
     if kind == "command":
         check_command(trainer.get("command"), trainer.get("metrics", "json"), names)
@@ -143,8 +150,9 @@ def check_trainer(trainer: Mapping[str, Any], names: Iterable[str]) -> None:
 def train(assignment: Mapping[str, Any]) -> dict[str, Any]:
     """Carry out one trial and say how it went; see the fields in `Curve.result`.
 
-    What goes wrong in the user's own trainer is a result, with the status "failed". What is wrong with the assignment,
-    a disk that is full and memory that runs out are raised: the trial can be had later.
+    What goes wrong in the user's own trainer is a result, with the status "failed". What is wrong
+    with the assignment, a disk that is full and memory that runs out are raised: the trial can be
+    had later.
     """
     given = Assignment.from_dict(assignment)
     kind = _kind(given.trainer)
@@ -172,10 +180,19 @@ def _kind(trainer: Mapping[str, Any]) -> str:
 
 def _check_environment(environment: Any) -> None:
     if not isinstance(environment, Mapping):
-        raise OptionError(f"trainer.environment = {environment!r} is not a table of names and texts.")
+        raise OptionError(
+            f"trainer.environment = {environment!r} is not a table of names and texts."
+        )
     for name, value in cast(Mapping[Any, Any], environment).items():
-        if not isinstance(name, str) or not isinstance(value, str) or "=" in name or "\0" in name + value:
-            raise OptionError(f'trainer.environment: {name!r} = {value!r} cannot be. Write {name} = "{value}".')
+        if (
+            not isinstance(name, str)
+            or not isinstance(value, str)
+            or "=" in name
+            or "\0" in name + value
+        ):
+            raise OptionError(
+                f'trainer.environment: {name!r} = {value!r} cannot be. Write {name} = "{value}".'
+            )
 
 
 # The folder
@@ -186,12 +203,17 @@ def _own_folder(given: Assignment) -> Path:
     names = given.trial.split("/")
     folder = Path(given.folder).absolute()
     if list(folder.parts[-len(names) :]) != names:
-        raise OptionError(f"the folder {folder} is not that of the trial {given.trial!r}. It must end with this name.")
+        raise OptionError(
+            f"the folder {folder} is not that of the trial {given.trial!r}. It must end with this "
+            "name."
+        )
     folder = inside(folder.parents[len(names) - 1], *names)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"could not make {folder}: {error.strerror or error}. Free some room.") from error
+        raise StorageError(
+            f"could not make {folder}: {error.strerror or error}. Free some room."
+        ) from error
     return folder
 
 
@@ -202,12 +224,16 @@ def _held(folder: Path) -> Generator[int]:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise StorageError(f"could not open {path}: {error.strerror or error}. Free some room.") from error
+        raise StorageError(
+            f"could not open {path}: {error.strerror or error}. Free some room."
+        ) from error
     try:
         deadline = time.monotonic() + LOCK_SECONDS
         while not _locked(file):
             if time.monotonic() > deadline:
-                raise OptionError(f"{folder} is in use by another process. Wait until that has ended, or end it.")
+                raise OptionError(
+                    f"{folder} is in use by another process. Wait until that has ended, or end it."
+                )
             time.sleep(0.05)
         yield file
     finally:
@@ -247,11 +273,15 @@ def _by_reference(given: Assignment, folder: Path, curve: Curve, lock: int) -> d
     return result | {"tokens": result["step"] * sizes.batch * config.data.sequence}
 
 
-def _in_this_process(config: RunConfig, folder: Path, curve: Curve, ranks: int, lock: int) -> dict[str, Any]:
+def _in_this_process(
+    config: RunConfig, folder: Path, curve: Curve, ranks: int, lock: int
+) -> dict[str, Any]:
     every, begun = config.record.log_every, False
 
     def report(progress: Progress) -> None:
-        """Only of losses that are written down, so that a run that goes on is judged as one that was never stopped."""
+        """Only of losses that are written down, so that a run that goes on is judged as one that
+        was never stopped.
+        """
         nonlocal begun
         for row in [] if begun else read_lines(folder / "metrics.jsonl")[0]:
             if row["step"] % every == 0:
@@ -268,13 +298,26 @@ def _in_this_process(config: RunConfig, folder: Path, curve: Curve, ranks: int, 
     return _recorded(folder)
 
 
-def _in_processes(config: RunConfig, folder: Path, curve: Curve, ranks: int, lock: int) -> dict[str, Any]:
+def _in_processes(
+    config: RunConfig, folder: Path, curve: Curve, ranks: int, lock: int
+) -> dict[str, Any]:
     """Several ranks of one run, started as a user would: torchrun -m mupscale train."""
-    chosen = folder / "trial.toml"  # config.toml is the run's own: what it finds there it compares with this
+    chosen = (
+        folder / "trial.toml"
+    )  # config.toml is the run's own: what it finds there it compares with this
     write_whole(chosen, config.to_toml().encode())
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     command = commands.Command(
-        arguments=[sys.executable, *launcher, "-m", "mupscale", "train", str(chosen), "--output", str(folder)],
+        arguments=[
+            sys.executable,
+            *launcher,
+            "-m",
+            "mupscale",
+            "train",
+            str(chosen),
+            "--output",
+            str(folder),
+        ],
         metrics="file:metrics.jsonl",
         # The ranks find mupscale as this process did.
         environment={"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
@@ -328,8 +371,12 @@ def _by_function(given: Assignment, folder: Path, curve: Curve, lock: int) -> di
 
 
 def _told(name: str, error: BaseException) -> str:
-    """The error and where it came from. Memory and disk that run out are not the function's fault, and raised."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    """The error and where it came from. Memory and disk that run out are not the function's fault,
+    and raised.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(
+        error
+    ):
         raise error
     if isinstance(error, StorageError):
         raise error
@@ -341,13 +388,16 @@ def _told(name: str, error: BaseException) -> str:
 
 def _returned(name: str, returned: Any, curve: Curve) -> dict[str, Any]:
     """What the function gave back: the loss, or a mapping with it."""
-    metrics = cast(Mapping[str, Any], returned) if isinstance(returned, Mapping) else {"loss": returned}
+    metrics = (
+        cast(Mapping[str, Any], returned) if isinstance(returned, Mapping) else {"loss": returned}
+    )
     loss = number(metrics.get("loss")) if isinstance(metrics.get("loss"), Real) else None
     if loss is None:
         shown = repr(returned) if len(repr(returned)) < 200 else type(returned).__name__
         return curve.result(
             "failed",
-            error=f"{name} returned {shown}. Return the loss as a number (tensor.item()), or a dictionary with "
+            error=f"{name} returned {shown}. Return the loss as a number (tensor.item()), or a "
+            "dictionary with "
             '"loss", and "tokens" and "steps" if you like.',
         )
     curve.tokens = count(metrics.get("tokens")) or curve.tokens

@@ -22,7 +22,9 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A trial that has ended. `loss` is None unless it finished; `curve` holds (step, training loss)."""
+    """A trial that has ended. `loss` is None unless it finished; `curve` holds (step, training
+    loss).
+    """
 
     cell: str
     rule: str
@@ -66,9 +68,13 @@ class Trial:
         try:
             trial = Trial(**values)
         except TypeError as error:
-            raise StorageError(f"the record of {key} is not a trial's: {error}. Restore it from a copy.") from error
+            raise StorageError(
+                f"the record of {key} is not a trial's: {error}. Restore it from a copy."
+            ) from error
         if trial.status not in STATUSES or trial.key != key:
-            raise StorageError(f"the record of {key} says {trial.key!r}, {trial.status!r}. Restore it from a copy.")
+            raise StorageError(
+                f"the record of {key} says {trial.key!r}, {trial.status!r}. Restore it from a copy."
+            )
         return trial
 
 

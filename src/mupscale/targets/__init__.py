@@ -1,4 +1,6 @@
-"""Targets: what a user may name as a model, built on the meta device, and thin copies of it to tune on."""
+"""Targets: what a user may name as a model, built on the meta device, and thin copies of it to tune
+on.
+"""
 
 from mupscale.targets.beside import reading_beside, reading_file
 from mupscale.targets.families import Family
@@ -7,4 +9,14 @@ from mupscale.targets.proxies import proxy
 from mupscale.targets.resolving import Target, resolve
 from mupscale.targets.shapes import SHAPES, Shape
 
-__all__ = ["SHAPES", "Family", "Shape", "Target", "build", "proxy", "reading_beside", "reading_file", "resolve"]
+__all__ = [
+    "SHAPES",
+    "Family",
+    "Shape",
+    "Target",
+    "build",
+    "proxy",
+    "reading_beside",
+    "reading_file",
+    "resolve",
+]

@@ -10,7 +10,8 @@ from mupscale.targets.naming import config_path, local_config, own_function
 
 
 def reading_file(name: str) -> Path | None:
-    """The file beside the model that a name stands for: in its module's folder, or in that of its config.json.
+    """The file beside the model that a name stands for: in its module's folder, or in that of its
+    config.json.
 
     None where there is none, and for models that have no folder, such as llama-3-8b and hf:llama.
     """

@@ -25,10 +25,11 @@ VARIED = ("n_kv_heads", "r", "width", "depth")
 
 @dataclass(frozen=True)
 class Family:
-    """A function of one dimension: family(n_kv_heads=4), or r, width or depth. `name` is anything a target may be.
+    """A function of one dimension: family(n_kv_heads=4), or r, width or depth. `name` is anything a
+    target may be.
 
-    A new width keeps head_dim, r and the ratio of the feed-forward part. A function of one's own is called with the
-    dimension as an argument, under whatever name it has.
+    A new width keeps head_dim, r and the ratio of the feed-forward part. A function of one's own is
+    called with the dimension as an argument, under whatever name it has.
 
     >>> model = Family("gpt:cpu_64_r2")(width=128)
     >>> model.config.n_heads, model.config.n_kv_heads
@@ -37,7 +38,9 @@ class Family:
 
     name: str
     device: str = field(default="cpu", repr=False)
-    "Where models are first built; no part of what the family is, so that records tell nothing of it."
+    """Where models are first built; no part of what the family is, so that records tell nothing of
+    it.
+    """
 
     @property
     def reading(self) -> Reading:
@@ -52,7 +55,9 @@ class Family:
         if dimension not in VARIED:
             raise UnknownNameError("dimension to vary", dimension, VARIED)
         if not is_positive(value):
-            raise DimensionError(f"{dimension}={value!r} is not a positive whole number. Choose at least 1.")
+            raise DimensionError(
+                f"{dimension}={value!r} is not a positive whole number. Choose at least 1."
+            )
         target = resolve(self.name)
         if target.config is None:
             shape: Any = target.model.config
@@ -60,14 +65,19 @@ class Family:
                 _check_divides(value, "n_heads", shape.n_heads)
             with torch.device(self.device):
                 return GPT(shape.resized(**change))
-        return build(self._changed(target.config, dimension, value), where=self.name, device=self.device)
+        return build(
+            self._changed(target.config, dimension, value), where=self.name, device=self.device
+        )
 
     def _own(self, head: str, settings: Mapping[str, Any], change: Mapping[str, int]) -> nn.Module:
         made = functions.call(head, {**settings, **change}, device=self.device)
         if is_config(made):
             return build(made, where=self.name, device=self.device)
         if not isinstance(made, nn.Module):
-            raise OptionError(f"{self.name} returned a value of type {type(made).__name__}. It must return a model.")
+            raise OptionError(
+                f"{self.name} returned a value of type {type(made).__name__}. It must return a "
+                "model."
+            )
         return made
 
     def _changed(self, config: Any, dimension: str, value: int) -> Any:
@@ -77,7 +87,8 @@ class Family:
         heads, kv_heads = key_among(values, HEADS), key_among(values, KV_HEADS)
         if heads is None or kv_heads is None:
             raise OptionError(
-                f"{self.name}: {type(config).__name__} has no number of key/value heads of its own. Vary the width or "
+                f"{self.name}: {type(config).__name__} has no number of key/value heads of its "
+                "own. Vary the width or "
                 "the depth, or choose a model with grouped-query attention."
             )
         if dimension == "r":

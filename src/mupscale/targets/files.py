@@ -1,4 +1,6 @@
-"""A model's `config.json` on the local disk: what it holds, or a sentence that says what is wrong with it."""
+"""A model's `config.json` on the local disk: what it holds, or a sentence that says what is wrong
+with it.
+"""
 
 import json
 from collections.abc import Container, Mapping
@@ -15,28 +17,38 @@ def read_config(path: Path) -> tuple[Path, dict[str, Any]]:
     path = path / "config.json" if isdir(path) else path
     if not isfile(path):
         raise OptionError(
-            f"there is no file {path}, and nothing is downloaded. Pass a local config.json or a folder that holds "
+            f"there is no file {path}, and nothing is downloaded. Pass a local config.json or a "
+            "folder that holds "
             "one (hf:path/to/config.json), or a type of transformers (hf:llama)."
         )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise OptionError(f"{path} cannot be read as JSON: {reason(error)}. Save the config again.") from error
+        raise OptionError(
+            f"{path} cannot be read as JSON: {reason(error)}. Save the config again."
+        ) from error
     if not isinstance(values, dict):
         raise OptionError(
-            f"{path} holds a value of type {type(values).__name__}, not an object. Pass the config.json of a model."
+            f"{path} holds a value of type {type(values).__name__}, not an object. Pass the "
+            "config.json of a model."
         )
     return path, values
 
 
 def type_in(values: Mapping[str, Any], path: Path, known: Container[str]) -> str:
-    """The type that a config names. Code that comes with weights is never run: transformers' own is used, if any."""
+    """The type that a config names. Code that comes with weights is never run: transformers' own is
+    used, if any.
+    """
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
-        raise OptionError(f'{path} has no model_type. Add the type of transformers that it is: "model_type": "llama".')
+        raise OptionError(
+            f'{path} has no model_type. Add the type of transformers that it is: "model_type": '
+            '"llama".'
+        )
     if values.get("auto_map") and model_type not in known:
         raise OptionError(
-            f"{path} asks for code that comes with its weights (auto_map), which is never run, and transformers has no "
+            f"{path} asks for code that comes with its weights (auto_map), which is never run, and "
+            "transformers has no "
             f"{model_type!r} of its own. Build the model in Python, and name module:function."
         )
     return model_type

@@ -20,7 +20,8 @@ PATTERN = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<function>[^\W
 
 
 def call(name: str, settings: Mapping[str, Any], device: str = "meta") -> Any:
-    """What the function behind `module:function` returns, called with the settings on the meta device, unless said.
+    """What the function behind `module:function` returns, called with the settings on the meta
+    device, unless said.
 
     >>> call("torch.nn:Linear", {"in_features": 4, "out_features": 2}).weight.shape
     torch.Size([2, 4])
@@ -35,13 +36,16 @@ def call(name: str, settings: Mapping[str, Any], device: str = "meta") -> Any:
         except Exception as error:  # the user's own code
             meta = " It is called on the meta device, where tensors have shapes and no numbers."
             raise OptionError(
-                f"{name} raised {type(error).__name__}: {reason(error)}.{meta if device == 'meta' else ''}"
+                f"{name} raised {type(error).__name__}: "
+                f"{reason(error)}.{meta if device == 'meta' else ''}"
             ) from error
 
 
 @contextmanager
 def loaded(name: str) -> Generator[Callable[..., Any]]:
-    """The function behind `module:function`; modules of the current folder can be imported meanwhile."""
+    """The function behind `module:function`; modules of the current folder can be imported
+    meanwhile.
+    """
     parts = PATTERN.fullmatch(name)
     if parts is None:
         raise OptionError(f"{name!r} is not a function. Write module:function.")
@@ -50,7 +54,8 @@ def loaded(name: str) -> Generator[Callable[..., Any]]:
 
 
 def folder(name: str) -> Path | None:
-    """Where the module behind `module:function` lies; None where that is not known. The module is not run.
+    """Where the module behind `module:function` lies; None where that is not known. The module is
+    not run.
 
     >>> folder("torch.nn:Linear").name
     'nn'
@@ -87,23 +92,34 @@ def _module(module: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise OptionError(
-                f"{name}: there is no module {error.name} in the current folder ({os.getcwd()}) or among the installed "
+                f"{name}: there is no module {error.name} in the current folder ({os.getcwd()}) or "
+                "among the installed "
                 "packages. Mend the name, or go to the folder that holds it."
             ) from error
-        raise OptionError(f"{name}: importing {module} failed: {reason(error)}. Install what it needs.") from error
+        raise OptionError(
+            f"{name}: importing {module} failed: {reason(error)}. Install what it needs."
+        ) from error
     except Exception as error:  # the user's own code
         raise OptionError(
-            f"{name}: importing {module} raised {type(error).__name__}: {reason(error)}. Mend the module."
+            f"{name}: importing {module} raised {type(error).__name__}: {reason(error)}. Mend the "
+            "module."
         ) from error
 
 
 def _function(module: Any, function: str, name: str) -> Callable[..., Any]:
     if not hasattr(module, function):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and not key.startswith("_")
+        ]
         raise UnknownNameError(f"function of {module.__name__}", function, known or ["none"])
     found = getattr(module, function)
     if not callable(found):
-        raise OptionError(f"{name} is of type {type(found).__name__}, not a function. Name one that returns a model.")
+        raise OptionError(
+            f"{name} is of type {type(found).__name__}, not a function. Name one that returns a "
+            "model."
+        )
     return found
 
 
@@ -117,7 +133,14 @@ def _check_arguments(function: Callable[..., Any], settings: Mapping[str, Any], 
         for key in settings:
             if key not in known:
                 raise UnknownNameError(f"argument of {name}", key, known or ["none"])
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    needed = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
     missing = [key for key in needed if key not in settings]
     if missing:
-        raise OptionError(f"{name} needs {', '.join(missing)}. Write {name},{','.join(f'{key}=…' for key in missing)}.")
+        raise OptionError(
+            f"{name} needs {', '.join(missing)}. Write "
+            f"{name},{','.join(f'{key}=…' for key in missing)}."
+        )

@@ -1,6 +1,8 @@
-"""Hugging Face configs and models, the one place that imports transformers. Nothing is downloaded, no foreign code run.
+"""Hugging Face configs and models, the one place that imports transformers. Nothing is downloaded,
+no foreign code run.
 
-A config comes from a type and settings, or from a local `config.json`; a model is built on the meta device.
+A config comes from a type and settings, or from a local `config.json`; a model is built on the meta
+device.
 """
 
 import dataclasses
@@ -20,7 +22,17 @@ from mupscale.targets.keys import LAYERS, check_positive, check_sharing, key_amo
 from mupscale.targets.layers import with_depth
 from mupscale.targets.reasons import reason
 
-_COMMON = ("llama", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt2")
+_COMMON = (
+    "llama",
+    "qwen3",
+    "qwen3_moe",
+    "mistral",
+    "mixtral",
+    "gemma3_text",
+    "gpt_oss",
+    "deepseek_v3",
+    "gpt2",
+)
 
 
 def _transformers() -> Any:
@@ -63,7 +75,9 @@ def config_of_file(path: Path, settings: Mapping[str, Any], where: str) -> Any:
     settings = _known(cls, settings, values)
     depth = key_among(settings, LAYERS)
     if depth:
-        values = with_depth(lambda values: create(cls, values, where).to_dict(), values, settings[depth])
+        values = with_depth(
+            lambda values: create(cls, values, where).to_dict(), values, settings[depth]
+        )
     return _confirmed(create(cls, _with_rope({**values, **settings}), where), settings, where)
 
 
@@ -73,15 +87,22 @@ def create(cls: Any, values: Mapping[str, Any], where: str) -> Any:
     try:
         config = cls.from_dict({key: value for key, value in values.items() if key != "model_type"})
     except Exception as error:  # a config class raises what it likes
-        raise OptionError(f"{where}: {cls.__name__} refuses these settings: {reason(error)}.") from error
+        raise OptionError(
+            f"{where}: {cls.__name__} refuses these settings: {reason(error)}."
+        ) from error
     check_sharing(config.get_text_config(decoder=True).to_dict(), where)
     return config
 
 
 def build(
-    config: Any, cls: type[nn.Module] | None = None, *, where: str | None = None, device: str = "meta"
+    config: Any,
+    cls: type[nn.Module] | None = None,
+    *,
+    where: str | None = None,
+    device: str = "meta",
 ) -> nn.Module:
-    """The model of a config on the meta device: shapes and code, no memory. `cls` is its causal model if not given.
+    """The model of a config on the meta device: shapes and code, no memory. `cls` is its causal
+    model if not given.
 
     >>> from transformers import GPT2Config
     >>> model = build(GPT2Config(n_layer=2))
@@ -98,7 +119,8 @@ def build(
 
 
 def takes_head_dim(cls: Any) -> bool:
-    """Whether the attention of a model asks its config for `head_dim`, though the config class does not declare it.
+    """Whether the attention of a model asks its config for `head_dim`, though the config class does
+    not declare it.
 
     >>> from transformers import GPT2Config, Qwen2Config
     >>> takes_head_dim(Qwen2Config), takes_head_dim(GPT2Config)
@@ -135,7 +157,10 @@ def _config_class(model_type: str, where: str) -> Any:
     types = causal_types()
     if model_type not in types:
         if model_type in _transformers().CONFIG_MAPPING:
-            raise OptionError(f"{where}: the type {model_type!r} is not a causal language model. Choose one, as llama.")
+            raise OptionError(
+                f"{where}: the type {model_type!r} is not a causal language model. Choose one, as "
+                "llama."
+            )
         more = f"and {len(types) - len(_COMMON)} more of transformers"
         raise UnknownNameError("type of transformers", model_type, [*_COMMON, more], aliases=types)
     return _transformers().CONFIG_MAPPING[model_type]
@@ -159,7 +184,9 @@ def _known(cls: Any, settings: Mapping[str, Any], present: Container[str]) -> di
 
 
 def _with_rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with rope_theta inside of rope_parameters, where both are given: there it would be ignored."""
+    """Values with rope_theta inside of rope_parameters, where both are given: there it would be
+    ignored.
+    """
     rope = values.get("rope_parameters")
     if "rope_theta" not in values or not isinstance(rope, dict):
         return dict(values)
@@ -168,13 +195,16 @@ def _with_rope(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _confirmed(config: Any, settings: Mapping[str, Any], where: str) -> Any:
-    """The config, in which every setting must have arrived: an older key of a file may stand in its way."""
+    """The config, in which every setting must have arrived: an older key of a file may stand in its
+    way.
+    """
     rope = getattr(config, "rope_parameters", None) or {}
     for key, value in settings.items():
         arrived = rope.get(key) if key == "rope_theta" else getattr(config, key, value)
         if isinstance(value, int | float) and arrived != value:
             raise OptionError(
-                f"{where}: {key}={value} has no effect: {type(config).__name__} has {arrived}, from another of its "
+                f"{where}: {key}={value} has no effect: {type(config).__name__} has {arrived}, "
+                "from another of its "
                 "keys. Set it in a config.json, in place of that key."
             )
     return config

@@ -1,4 +1,6 @@
-"""The keys of a config that carry a model's dimensions, under their many names, and what can be wrong with them."""
+"""The keys of a config that carry a model's dimensions, under their many names, and what can be
+wrong with them.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +10,13 @@ from mupscale.errors import DimensionError
 from mupscale.reading.config import HEAD_DIM, HEADS, KV_HEADS, WIDTH
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
-STACKS = ("encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers", "num_layers")
+STACKS = (
+    "encoder_layers",
+    "decoder_layers",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "num_layers",
+)
 """Of a model that has an encoder and a decoder: how many layers each has."""
 STACK_HEADS = ("encoder_attention_heads", "decoder_attention_heads")
 STATE_HEADS = ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads")
@@ -24,7 +32,8 @@ _POSITIVE = (*WIDTH, *HEADS, *KV_HEADS, *HEAD_DIM, *LAYERS, "vocab_size")
 
 
 def grows_with_width(key: str) -> bool:
-    """Whether a size is a multiple of the width: feed-forward and expert layers, ranks of low-rank attention.
+    """Whether a size is a multiple of the width: feed-forward and expert layers, ranks of low-rank
+    attention.
 
     >>> [k for k in ("moe_intermediate_size", "kv_lora_rank", "intermediate_multiple_size") if grows_with_width(k)]
     ['moe_intermediate_size', 'kv_lora_rank']
@@ -51,11 +60,15 @@ def is_positive(value: object) -> bool:
 
 
 def check_positive(values: Mapping[str, Any], where: str) -> None:
-    """Refuse a dimension that is a number and not a positive whole one, before a config class divides by it."""
+    """Refuse a dimension that is a number and not a positive whole one, before a config class
+    divides by it.
+    """
     for key in _POSITIVE:
         value = values.get(key)
         if isinstance(value, int | float) and not is_positive(value):
-            raise DimensionError(f"{where}: {key}={value} is not a positive whole number. Choose at least 1.")
+            raise DimensionError(
+                f"{where}: {key}={value} is not a positive whole number. Choose at least 1."
+            )
 
 
 def check_sharing(values: Mapping[str, Any], where: str) -> None:

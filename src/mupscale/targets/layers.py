@@ -1,6 +1,7 @@
 """Another depth for a config: lists with one entry a layer, and counts of layers, follow.
 
-Every kind of layer that the original has is kept where the depth allows: sliding and full attention, dense and sparse.
+Every kind of layer that the original has is kept where the depth allows: sliding and full
+attention, dense and sparse.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,31 +13,44 @@ from mupscale.targets.keys import LAYERS, STACKS, is_positive, key_among
 # Which layers, by index, rather than one entry a layer.
 _INDICES = ("moe_layers", "mlp_only_layers")
 # How many layers, the first or the last, are of another kind.
-_SOME = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "num_kv_shared_layers")
+_SOME = (
+    "first_k_dense_replace",
+    "num_dense_layers",
+    "moe_layer_start_index",
+    "num_kv_shared_layers",
+)
 # Every how many layers there is one of the other kind.
 _STEPS = ("decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step")
 
 Recompute = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""From values to the values that a config made of them has: with its defaults, and what it derives."""
+"""From values to the values that a config made of them has: with its defaults, and what it
+derives.
+"""
 
 
 def with_depth(recompute: Recompute, values: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """The values of a config at another depth."""
     key = key_among(values, LAYERS) or key_among(recompute(values), LAYERS)
     if key is None:
-        raise DimensionError(f"the config has no number of layers: none of {', '.join(LAYERS)} is set.")
+        raise DimensionError(
+            f"the config has no number of layers: none of {', '.join(LAYERS)} is set."
+        )
     old = values.get(key) or recompute(values)[key]
     if depth == old:
         return dict(values)
     stacks = _stacks(values)
     lists = {name: value for name, value in values.items() if _is_per_layer(name, value, old)}
     changed = {**values, key: depth, **dict.fromkeys(stacks, depth), **_counts(values, old, depth)}
-    if "attention_types" in values and "attention_layers" in lists:  # GPT-Neo derives the one from the other
+    if (
+        "attention_types" in values and "attention_layers" in lists
+    ):  # GPT-Neo derives the one from the other
         changed["attention_types"] = [[continued(lists["attention_layers"], depth), 1]]
     derived = _derived(recompute, values, lists, changed)
     for name, items in lists.items():
         if name in _INDICES:
-            now = _resized(_marks(items, old), _marks(derived[name], depth) if name in derived else None, depth)
+            now = _resized(
+                _marks(items, old), _marks(derived[name], depth) if name in derived else None, depth
+            )
             changed[name] = [index for index, marked in enumerate(now) if marked]
         else:
             changed[name] = _resized(items, derived.get(name), depth)
@@ -44,18 +58,26 @@ def with_depth(recompute: Recompute, values: Mapping[str, Any], depth: int) -> d
 
 
 def _stacks(values: Mapping[str, Any]) -> list[str]:
-    """The keys that say how deep encoder and decoder are: they must be alike, for one depth to stand for both."""
+    """The keys that say how deep encoder and decoder are: they must be alike, for one depth to
+    stand for both.
+    """
     if not values.get("is_encoder_decoder"):
         return []
     stacks = {name: values[name] for name in STACKS if is_positive(values.get(name))}
     if len(set(stacks.values())) > 1:
         said = ", ".join(f"{name}={number}" for name, number in stacks.items())
-        raise DimensionError(f"{said}: one depth does not say how deep each is to be. Set both in a config yourself.")
+        raise DimensionError(
+            f"{said}: one depth does not say how deep each is to be. Set both in a config yourself."
+        )
     return list(stacks)
 
 
 def _is_per_layer(name: str, value: object, depth: int) -> bool:
-    if not isinstance(value, list) or "token" in name or name in ("architectures", "attention_types"):
+    if (
+        not isinstance(value, list)
+        or "token" in name
+        or name in ("architectures", "attention_types")
+    ):
         return False
     return name in _INDICES or len(value) == depth
 
@@ -63,7 +85,11 @@ def _is_per_layer(name: str, value: object, depth: int) -> bool:
 def _counts(values: Mapping[str, Any], old: int, depth: int) -> dict[str, int]:
     """Counts and indices of layers, limited so that layers of both kinds remain."""
     limits = dict.fromkeys(_SOME, depth - 1) | dict.fromkeys(_STEPS, depth)
-    counts = {name: min(values[name], limit) for name, limit in limits.items() if isinstance(values.get(name), int)}
+    counts = {
+        name: min(values[name], limit)
+        for name, limit in limits.items()
+        if isinstance(values.get(name), int)
+    }
     last = values.get("moe_layer_end_index")
     if isinstance(last, int) and last >= 0:
         counts["moe_layer_end_index"] = depth - 1 if last == old - 1 else min(last, depth - 1)
@@ -71,9 +97,14 @@ def _counts(values: Mapping[str, Any], old: int, depth: int) -> dict[str, int]:
 
 
 def _derived(
-    recompute: Recompute, values: Mapping[str, Any], lists: Mapping[str, Any], changed: Mapping[str, Any]
+    recompute: Recompute,
+    values: Mapping[str, Any],
+    lists: Mapping[str, Any],
+    changed: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The lists as the config itself derives them at the new depth: those that it derives right at the old one."""
+    """The lists as the config itself derives them at the new depth: those that it derives right at
+    the old one.
+    """
     if not lists:
         return {}
     before = recompute({name: value for name, value in values.items() if name not in lists})
@@ -107,7 +138,9 @@ def continued(items: Sequence[Any], length: int) -> list[Any]:
 
 
 def _period(items: Sequence[Any]) -> int:
-    """The period of the tail, for the shortest description of the list as first entries and a period seen twice."""
+    """The period of the tail, for the shortest description of the list as first entries and a
+    period seen twice.
+    """
     n = len(items)
     fits = [
         (first + period, period)
@@ -125,7 +158,9 @@ def with_every_kind(entries: Sequence[Any], original: Sequence[Any]) -> list[Any
     ['dense', 'sparse']
     """
     changed = list(entries)
-    missing = [kind for k, kind in enumerate(original) if kind not in entries and kind not in original[:k]]
+    missing = [
+        kind for k, kind in enumerate(original) if kind not in entries and kind not in original[:k]
+    ]
     for place in range(len(changed) - 1, -1, -1):
         if missing and changed.count(changed[place]) > 1:
             changed[place] = missing.pop()

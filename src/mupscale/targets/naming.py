@@ -8,7 +8,8 @@ from mupscale.targets.settings import split_settings
 
 
 def local_config(name: str) -> str | None:
-    """The path to a config or its folder, settings behind it included; None for a name of another form.
+    """The path to a config or its folder, settings behind it included; None for a name of another
+    form.
 
     >>> local_config("models/mine.json,num_hidden_layers=2"), local_config("gpt:kvr_4")
     ('models/mine.json,num_hidden_layers=2', None)

@@ -18,13 +18,15 @@ _TRIES = 16
 
 
 def proxy(config: Any, *, width: int | None = None, depth: int | None = None) -> Any:
-    """The config of a copy with another width, depth, or both; None keeps what there is. `config` is not changed.
+    """The config of a copy with another width, depth, or both; None keeps what there is. `config`
+    is not changed.
 
-    Kept: head_dim, r = heads / kv_heads, the ratio of feed-forward to width (expert sizes and the ranks of low-rank
-    attention too), vocabulary, experts, every kind of layer. Heads are rounded to a multiple of r, sizes to one of 8.
-    Multi-query attention whose head_dim is width / heads keeps its one key/value head instead of r. State-space heads
-    keep their size. Of a model with an encoder and a decoder, both get the depth. A model with a `config` may be given
-    in place of that.
+    Kept: head_dim, r = heads / kv_heads, the ratio of feed-forward to width (expert sizes and the
+    ranks of low-rank attention too), vocabulary, experts, every kind of layer. Heads are rounded to
+    a multiple of r, sizes to one of 8. Multi-query attention whose head_dim is width / heads keeps
+    its one key/value head instead of r. State-space heads keep their size. Of a model with an
+    encoder and a decoder, both get the depth. A model with a `config` may be given in place of
+    that.
 
     >>> from transformers import LlamaConfig
     >>> small = proxy(LlamaConfig(num_key_value_heads=8, intermediate_size=14336), width=512, depth=8)
@@ -32,7 +34,9 @@ def proxy(config: Any, *, width: int | None = None, depth: int | None = None) ->
     (4, 1, 128, 1792)
     """
     if width is None and depth is None:
-        raise OptionError("proxy: neither width nor depth is given. Give at least one, as width=512.")
+        raise OptionError(
+            "proxy: neither width nor depth is given. Give at least one, as width=512."
+        )
     _check("width", width)
     _check("depth", depth)
     config = _config(config)
@@ -60,7 +64,10 @@ def _fitting(config: Any, width: int, depth: int | None) -> list[int]:
     for step in steps(config.to_dict()):
         below = range(width // step * step, 0, -step)[:_TRIES]
         above = [width // step * step + k * step for k in range(1, _TRIES + 1)]
-        found = [next((one for one in near if _works(config, one, depth)), None) for near in (below, above)]
+        found = [
+            next((one for one in near if _works(config, one, depth)), None)
+            for near in (below, above)
+        ]
         if any(found):
             return [one for one in found if one is not None]
     return []
@@ -76,26 +83,39 @@ def _works(config: Any, width: int, depth: int | None) -> bool:
 
 def _check(name: str, value: object) -> None:
     if value is not None and not is_positive(value):
-        raise DimensionError(f"proxy: {name}={value!r} is not a positive whole number. Choose at least 1.")
+        raise DimensionError(
+            f"proxy: {name}={value!r} is not a positive whole number. Choose at least 1."
+        )
 
 
 def _config(given: Any) -> Any:
     config: Any = getattr(bare(given), "config", None) if isinstance(given, nn.Module) else given
     if not is_config(config):
         raise OptionError(
-            f"proxy: {type(given).__name__} is neither a Hugging Face config nor a model that has one. "
+            f"proxy: {type(given).__name__} is neither a Hugging Face config nor a model that has "
+            "one. "
             "Build the smaller model yourself, with the same head_dim and r."
         )
     text = config.get_text_config(decoder=True)
-    if type(text) is not type(config):  # of an encoder and a decoder in one flat config, it is a copy of the config
-        name = next((name for name in _PARTS if getattr(config, name, None) is text), "get_text_config(decoder=True)")
+    if type(text) is not type(
+        config
+    ):  # of an encoder and a decoder in one flat config, it is a copy of the config
+        name = next(
+            (name for name in _PARTS if getattr(config, name, None) is text),
+            "get_text_config(decoder=True)",
+        )
         raise OptionError(
-            f"proxy: {type(config).__name__} holds the configs of several models. Pass the part that you mean: "
+            f"proxy: {type(config).__name__} holds the configs of several models. Pass the part "
+            "that you mean: "
             f"config.{name}."
         )
     return config
 
 
 def _describe(config: Any, width: int | None, depth: int | None) -> str:
-    wanted = [f"{name}={value}" for name, value in (("width", width), ("depth", depth)) if value is not None]
+    wanted = [
+        f"{name}={value}"
+        for name, value in (("width", width), ("depth", depth))
+        if value is not None
+    ]
     return f"proxy of {type(config).__name__} at {', '.join(wanted)}"

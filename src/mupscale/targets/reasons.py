@@ -4,7 +4,8 @@ import re
 
 
 def reason(error: BaseException) -> str:
-    r"""What an error says, on one line, without the frame that a checked dataclass puts around it, or a full stop.
+    r"""What an error says, on one line, without the frame that a checked dataclass puts around it,
+    or a full stop.
 
     >>> reason(ValueError("Validation error for field 'n':\n    TypeError: expected int, got str."))
     'expected int, got str'

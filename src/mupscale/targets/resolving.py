@@ -25,7 +25,9 @@ FORMS = ("gpt:NAME", "hf:TYPE", "hf:PATH/config.json", "module:function")
 
 @dataclass(frozen=True)
 class Target:
-    """A model that was named: its shapes and its code, on the meta device, without memory for weights."""
+    """A model that was named: its shapes and its code, on the meta device, without memory for
+    weights.
+    """
 
     name: str
     model: nn.Module
@@ -36,11 +38,13 @@ class Target:
 
 
 def resolve(name: str) -> Target:
-    """The model that a name stands for; settings may follow each form, as `hf:llama,hidden_size=1024`.
+    """The model that a name stands for; settings may follow each form, as
+    `hf:llama,hidden_size=1024`.
 
-    A well-known shape (`llama-3-8b`), the reference GPT (`gpt:kvr_4`), a type of transformers (`hf:qwen3`), a local
-    config (`hf:PATH`, or any path to a .json), or a function of one's own that returns a model or a config
-    (`package.module:function`). Nothing is downloaded, and no code that comes with weights is run.
+    A well-known shape (`llama-3-8b`), the reference GPT (`gpt:kvr_4`), a type of transformers
+    (`hf:qwen3`), a local config (`hf:PATH`, or any path to a .json), or a function of one's own
+    that returns a model or a config (`package.module:function`). Nothing is downloaded, and no code
+    that comes with weights is run.
 
     >>> target = resolve("hf:gpt2,n_layer=2")
     >>> target.config.n_layer, target.model.device.type
@@ -85,8 +89,10 @@ def _local(rest: str, name: str) -> Any:
     near = nearest_shape(head)
     if near and not exists(head):
         raise OptionError(
-            f"{name}: there is no file {head}, and nothing is downloaded. Did you mean {near!r}, whose dimensions are "
-            "known here? Otherwise pass a local config.json (hf:path/to/config.json) or a type (hf:llama)."
+            f"{name}: there is no file {head}, and nothing is downloaded. Did you mean {near!r}, "
+            "whose dimensions are "
+            "known here? Otherwise pass a local config.json (hf:path/to/config.json) or a type "
+            "(hf:llama)."
         )
     return config_of_file(Path(head), {} if head == rest else split_settings(rest)[1], name)
 
@@ -104,11 +110,14 @@ def _returned(name: str, value: object) -> Target:
             f"{name} returned a value of type {type(value).__name__}. "
             "It must return an nn.Module or a Hugging Face config."
         )
-    placed: Mapping[str, str] = {key: p.device.type for key, p in value.named_parameters() if p.device.type != "meta"}
+    placed: Mapping[str, str] = {
+        key: p.device.type for key, p in value.named_parameters() if p.device.type != "meta"
+    }
     if placed:
         first = next(iter(placed))
         raise OptionError(
-            f"{name} returned a model with weights on the {placed[first]} ({first}). Build it inside of the function, "
+            f"{name} returned a model with weights on the {placed[first]} ({first}). Build it "
+            "inside of the function, "
             "without naming a device, so that it is made on the meta device."
         )
     config = getattr(value, "config", None)

@@ -22,7 +22,9 @@ def split_settings(name: str) -> tuple[str, dict[str, Value]]:
     for part in parts:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not _KEY.fullmatch(key):
-            raise OptionError(f"{name}: {part.strip()!r} is not a setting. Write key=value behind each comma.")
+            raise OptionError(
+                f"{name}: {part.strip()!r} is not a setting. Write key=value behind each comma."
+            )
         if key in settings:
             raise OptionError(f"{name}: {key} is set twice. Give it one value.")
         settings[key] = parse_value(value)

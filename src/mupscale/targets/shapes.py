@@ -1,4 +1,5 @@
-"""Well-known models by their published dimensions: no download, only a type of transformers and its settings.
+"""Well-known models by their published dimensions: no download, only a type of transformers and its
+settings.
 
 Each row holds what the model's `config.json` sets beyond the defaults of its type.
 """
@@ -48,20 +49,35 @@ SHAPES: Mapping[str, Shape] = {
     "llama-3-8b": Shape(
         "llama",
         _LLAMA_3
-        | {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+        | {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
         "meta-llama/Meta-Llama-3-8B",
     ),
     "llama-3-70b": Shape(
         "llama",
         _LLAMA_3
-        | {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
+        | {
+            "hidden_size": 8192,
+            "intermediate_size": 28672,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+        },
         "meta-llama/Meta-Llama-3-70B",
     ),
     "llama-3-405b": Shape(
         "llama",
         _LLAMA_3
         | _LLAMA_3_LONG
-        | {"hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128},
+        | {
+            "hidden_size": 16384,
+            "intermediate_size": 53248,
+            "num_hidden_layers": 126,
+            "num_attention_heads": 128,
+        },
         "meta-llama/Llama-3.1-405B",
     ),
     "qwen3-32b": Shape(
@@ -124,7 +140,8 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def shape_name(name: str) -> str | None:
-    """The name in the table, whatever its case and whether it is written with -, _, a dot or nothing.
+    """The name in the table, whatever its case and whether it is written with -, _, a dot or
+    nothing.
 
     >>> shape_name("Llama_3.8B"), shape_name("llama3-8b"), shape_name("llama-4")
     ('llama-3-8b', 'llama-3-8b', None)
@@ -138,7 +155,10 @@ def nearest_shape(name: str) -> str | None:
     >>> nearest_shape("meta-llama/Meta-Llama-3-8B"), nearest_shape("my-org/my-model")
     ('llama-3-8b', None)
     """
-    return next(iter(difflib.get_close_matches(name.rpartition("/")[2].lower(), SHAPES, n=1, cutoff=0.6)), None)
+    return next(
+        iter(difflib.get_close_matches(name.rpartition("/")[2].lower(), SHAPES, n=1, cutoff=0.6)),
+        None,
+    )
 
 
 def _letters(name: str) -> str:

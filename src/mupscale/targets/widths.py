@@ -1,4 +1,6 @@
-"""Another width for a config: heads of the same size, shared as before, and everything in between in proportion."""
+"""Another width for a config: heads of the same size, shared as before, and everything in between
+in proportion.
+"""
 
 import math
 from collections.abc import Mapping
@@ -25,13 +27,17 @@ _MULTIPLE = 8
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of an attention: how many, how many of them hold keys and values, and how large they are."""
+    """The heads of an attention: how many, how many of them hold keys and values, and how large
+    they are.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     one_for_all: bool
-    """Multi-query attention where head_dim = width / heads: its one key/value head cannot keep r, so it stays one."""
+    """Multi-query attention where head_dim = width / heads: its one key/value head cannot keep r,
+    so it stays one.
+    """
 
     @property
     def repetitions(self) -> int:
@@ -39,7 +45,8 @@ class Heads:
 
 
 def with_width(values: Mapping[str, Any], width: int, *, fixed: bool) -> dict[str, Any]:
-    """The values of a config at another width; `fixed` says that head_dim can be set apart from width / heads.
+    """The values of a config at another width; `fixed` says that head_dim can be set apart from
+    width / heads.
 
     >>> llama = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
     >>> with_width(llama, 512, fixed=True)
@@ -50,7 +57,9 @@ def with_width(values: Mapping[str, Any], width: int, *, fixed: bool) -> dict[st
         raise DimensionError(f"the config has no width: none of {', '.join(WIDTH)} is set.")
     old = values[key]
     sizes: dict[str, Any] = {
-        name: _in_proportion(size, old, width) for name, size in values.items() if grows_with_width(name)
+        name: _in_proportion(size, old, width)
+        for name, size in values.items()
+        if grows_with_width(name)
     }
     heads = {**_with_heads(values, old, width, fixed), **_with_state_heads(values, old, width)}
     return {**values, key: width, **heads, **sizes}
@@ -67,7 +76,9 @@ def _with_heads(values: Mapping[str, Any], old: int, width: int, fixed: bool) ->
     for stack in STACK_HEADS:  # encoder and decoder, whose heads may be of different sizes
         if stack != name and is_positive(values.get(stack)):
             number = values[stack]
-            changed[stack] = exact_heads(Heads(number, number, old // number, one_for_all=False), width)
+            changed[stack] = exact_heads(
+                Heads(number, number, old // number, one_for_all=False), width
+            )
     if kv_name:
         # Falcon's multi-query attention stores as many as there are heads, and uses one.
         changed[kv_name] = heads if values[kv_name] == now.heads else kv_heads
@@ -86,7 +97,10 @@ def _with_state_heads(values: Mapping[str, Any], old: int, width: int) -> dict[s
     for name in STATE_HEADS:
         if is_positive(values.get(name)):
             if values[name] * width % old:
-                raise DimensionError(f"width={width}: {name}={values[name]} for a width of {old} does not stay whole.")
+                raise DimensionError(
+                    f"width={width}: {name}={values[name]} for a width of {old} does not stay "
+                    "whole."
+                )
             changed[name] = values[name] * width // old
     return changed
 
@@ -102,7 +116,8 @@ def _heads(values: Mapping[str, Any], width: int, fixed: bool) -> Heads:
 
 
 def scaled_heads(now: Heads, old: int, width: int) -> int:
-    """Heads in proportion to the width, as the nearest multiple of r = heads / kv_heads, and at least r.
+    """Heads in proportion to the width, as the nearest multiple of r = heads / kv_heads, and at
+    least r.
 
     >>> scaled_heads(Heads(64, 8, 128, False), old=5120, width=512)
     8
@@ -118,13 +133,20 @@ def exact_heads(now: Heads, width: int) -> int:
     """
     unit = now.head_dim * now.repetitions
     if width % unit:
-        group = f"head_dim={now.head_dim}" + (f" × r={now.repetitions}" if now.repetitions > 1 else "")
-        raise DimensionError(f"width={width} is not a multiple of {group}, and this model's head_dim is width / heads.")
+        group = f"head_dim={now.head_dim}" + (
+            f" × r={now.repetitions}" if now.repetitions > 1 else ""
+        )
+        raise DimensionError(
+            f"width={width} is not a multiple of {group}, and this model's head_dim is width / "
+            "heads."
+        )
     return width // now.head_dim
 
 
 def _in_proportion(size: Any, old: int, width: int) -> Any:
-    """A size at the new width: exact if that is whole, otherwise the nearest multiple of 8; lists entry by entry."""
+    """A size at the new width: exact if that is whole, otherwise the nearest multiple of 8; lists
+    entry by entry.
+    """
     if isinstance(size, list):
         return [_in_proportion(entry, old, width) for entry in size]
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
@@ -135,7 +157,8 @@ def _in_proportion(size: Any, old: int, width: int) -> Any:
 
 
 def steps(values: Mapping[str, Any]) -> list[int]:
-    """Steps between widths at which heads may come out whole: the width for each key/value head, and for each head.
+    """Steps between widths at which heads may come out whole: the width for each key/value head,
+    and for each head.
 
     >>> steps({"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8})
     [512, 128]
@@ -144,4 +167,6 @@ def steps(values: Mapping[str, Any]) -> list[int]:
     counts = [values[name] for names in (KV_HEADS, HEADS) if (name := key_among(values, names))]
     if width is None:
         return []
-    return list(dict.fromkeys(values[width] // number for number in counts if values[width] % number == 0))
+    return list(
+        dict.fromkeys(values[width] // number for number in counts if values[width] % number == 0)
+    )

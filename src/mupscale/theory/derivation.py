@@ -1,4 +1,6 @@
-"""`derive`: from a unit and an optimizer to its scaling, by the spectral condition, one visible step at a time."""
+"""`derive`: from a unit and an optimizer to its scaling, by the spectral condition, one visible
+step at a time.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -28,7 +30,8 @@ def derive(
     rule: Rule | str = "gqa-mup",
     decay: Decay = "lr_coupled",
 ) -> Scaling:
-    """Init, multiplier, learning rate, weight decay and epsilon of a unit, with the steps that lead there.
+    """Init, multiplier, learning rate, weight decay and epsilon of a unit, with the steps that lead
+    there.
 
     >>> kv = derive("kv", "adamw")
     >>> kv.lr, kv.weight_decay
@@ -38,7 +41,9 @@ def derive(
     optimizer = optimizer_named(optimizer)
     rule = rule_named(rule) if isinstance(rule, str) else rule
     if not isinstance(unit, Unit):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OptionError(f"{unit!r} is not a unit. Give a name such as 'kv', or a Unit such as Dense('n', 'n').")
+        raise OptionError(
+            f"{unit!r} is not a unit. Give a name such as 'kv', or a Unit such as Dense('n', 'n')."
+        )
     if decay not in DECAYS:
         raise UnknownNameError("decay", decay, DECAYS)
     if isinstance(unit, Fused):
@@ -64,7 +69,8 @@ class _Derivation:
         self.reference = self.core.reference()
         if self.optimizer.whole_matrix and not self.core.grows_both_ways:
             raise NotDerivedError(
-                f"{self.optimizer} steps whole hidden matrices; {self.core} is trained by AdamW beside it. "
+                f"{self.optimizer} steps whole hidden matrices; {self.core} is trained by AdamW "
+                "beside it. "
                 f"Use derive({self.core}, 'adamw')."
             )
         beta = self._branch()
@@ -83,7 +89,9 @@ class _Derivation:
             rule=self.rule,
             decay=self.decay,
             init_std=self._initial_std(sigma),
-            multiplier=tidy(self.own_multiplier * (beta if getattr(self.unit, "output", False) else 1)),
+            multiplier=tidy(
+                self.own_multiplier * (beta if getattr(self.unit, "output", False) else 1)
+            ),
             lr=tidy(rate),
             weight_decay=self._weight_decay(rate, beta),
             eps=self._epsilon(beta),
@@ -109,12 +117,15 @@ class _Derivation:
         beta = self.rule.beta(self.unit.L)
         if beta == 1:
             return beta
-        carried = "this matrix carries it" if self.unit.output else "the branch's last matrix carries it"
+        carried = (
+            "this matrix carries it" if self.unit.output else "the branch's last matrix carries it"
+        )
         return self._say(
             "Residual branch",
             ("β", r"\beta"),
             beta,
-            f"L coherent branches add up to (1 + β)^L, which stays bounded for β = Θ(1/L); {carried}, and every "
+            "L coherent branches add up to (1 + β)^L, which stays bounded for β = Θ(1/L); "
+            f"{carried}, and every "
             "gradient inside the branch shrinks by it",
             f"{_PAPER}, section 3.3; rule {self.rule}",
         )
@@ -124,15 +135,18 @@ class _Derivation:
             "Initial standard deviation, by the fan-in",
             ("σ = 1/√n_in", r"\sigma = 1/\sqrt{n_\text{in}}"),
             1 / sympy.sqrt(self.core.shape()[1]),
-            "the entries of Wx then start at the same size at every width; nothing is asked of the update",
+            "the entries of Wx then start at the same size at every width; nothing is asked of the "
+            "update",
             f"LeCun et al. 1998, section 4.6; PyTorch's default; rule {self.rule}",
         )
 
     def _width_unscaled(self, beta: Expr) -> Expr:
-        """The rate of a rule that does not follow the width: it only makes up for a gradient that is known to shrink.
+        """The rate of a rule that does not follow the width: it only makes up for a gradient that
+        is known to shrink.
 
-        How gradients shrink with width is derived from the spectral condition, which such a rule does not keep: of
-        weights with a constant std, those of embedding, gains and readout do not shrink at all.
+        How gradients shrink with width is derived from the spectral condition, which such a rule
+        does not keep: of weights with a constant std, those of embedding, gains and readout do not
+        shrink at all.
         """
         by_fan_in = self.rule.width == "init"
         self._say(
@@ -149,7 +163,8 @@ class _Derivation:
             "Learning rate",
             _RATE,
             rate,
-            "the step is as long as the gradient, which shrinks with depth and with the share of tokens like 1/η",
+            "the step is as long as the gradient, which shrinks with depth and with the share of "
+            "tokens like 1/η",
             self.optimizer.source,
         )
 
@@ -158,7 +173,9 @@ class _Derivation:
         return self.core.token_share() * beta
 
     def _target(self) -> Expr:
-        """Norm that the parameter must have: that of its effect on the network, without the multiplier."""
+        """Norm that the parameter must have: that of its effect on the network, without the
+        multiplier.
+        """
         return estimates.spectral_target(*self.reference.shape()) / self.own_multiplier
 
     def _initial_size(self) -> Expr:
@@ -168,20 +185,27 @@ class _Derivation:
                 "Multiplier",
                 ("a", "a"),
                 a,
-                "the forward pass multiplies the output by it, so that base std and rate serve at every width",
+                "the forward pass multiplies the output by it, so that base std and rate serve at "
+                "every width",
                 f"{_PAPER}, table 1",
             )
         self._say(
             "Spectral condition",
             (
                 "‖W‖ = ‖ΔW‖ = √(n_out/n_in)" + ("/a" if a != 1 else ""),
-                r"\|W\| = \|\Delta W\| = \sqrt{n_\text{out}/n_\text{in}}" + ("/a" if a != 1 else ""),
+                r"\|W\| = \|\Delta W\| = \sqrt{n_\text{out}/n_\text{in}}"
+                + ("/a" if a != 1 else ""),
             ),
             self._target(),
-            "features and their updates then keep unit size at every width; this is the definition of feature learning",
+            "features and their updates then keep unit size at every width; this is the definition "
+            "of feature learning",
             f"{_PAPER}, eq. 1; Yang, Simon & Bernstein 2023",
         )
-        return self._sigma_by_spectral_norm() if self.core.thin_readout else self._sigma_by_expected_norm()
+        return (
+            self._sigma_by_spectral_norm()
+            if self.core.thin_readout
+            else self._sigma_by_expected_norm()
+        )
 
     def _sigma_by_spectral_norm(self) -> Expr:
         per_sigma = estimates.bai_yin_thin(_ONE, self.core.shape()[1])
@@ -189,7 +213,8 @@ class _Derivation:
             "Initial standard deviation, by the spectral norm",
             ("σ = ‖W‖/√n_in", r"\sigma = \|W\|/\sqrt{n_\text{in}}"),
             self._target() / per_sigma,
-            "training aligns the features with the few rows that read them, so the spectral norm is attained: "
+            "training aligns the features with the few rows that read them, so the spectral norm "
+            "is attained: "
             "Bai–Yin, ‖W‖ = σ√n_in beside a fixed n_out",
             f"{_PAPER}, appendix A.1; Bai & Yin 1993",
         )
@@ -201,7 +226,8 @@ class _Derivation:
         alike = "for a full-rank matrix it agrees with the spectral norm up to a constant (lemma 2)"
         times = inline(repetitions)
         degenerate = (
-            f"the matrix in effect stacks the stored one {times} times: its norm is √{times} times as large (lemma 1), "
+            f"the matrix in effect stacks the stored one {times} times: its norm is √{times} times "
+            "as large (lemma 1), "
             "it has not full rank, and typical inputs never meet its largest direction"
         )
         return self._say(
@@ -215,12 +241,17 @@ class _Derivation:
     def _initial_std(self, sigma: Expr) -> Expr:
         if self.core.initial == "random":
             return tidy(sigma)
-        what = {"zero": "it starts at zero", "constant": "it starts at a constant: gains at 1, biases at 0"}
+        what = {
+            "zero": "it starts at zero",
+            "constant": "it starts at a constant: gains at 1, biases at 0",
+        }
         return self._say("Start", _SIGMA, sympy.Integer(0), what[self.core.initial], "convention")
 
     def _sizes(self, unit: Unit, sigma: Expr, beta: Expr) -> Sizes:
         n_out, n_in = unit.shape()
-        return Sizes(n_out, n_in, rms=sigma, gradient=unit.gradient_norm() * self.own_multiplier * beta)
+        return Sizes(
+            n_out, n_in, rms=sigma, gradient=unit.gradient_norm() * self.own_multiplier * beta
+        )
 
     def _hidden_rate(self, sigma: Expr, beta: Expr) -> Expr:
         step = self._say(
@@ -244,7 +275,11 @@ class _Derivation:
 
     def _constant_remark(self) -> str:
         constant = self.optimizer.constant
-        return "" if constant == 1 else f" (times {constant}, a constant that belongs to the base rate)"
+        return (
+            ""
+            if constant == 1
+            else f" (times {constant}, a constant that belongs to the base rate)"
+        )
 
     def _own_rate(self, rate: Expr, sigma: Expr, beta: Expr) -> Expr:
         """The rate of a unit that is stored smaller than it acts, from that of its reference."""
@@ -256,7 +291,10 @@ class _Derivation:
         own, dense = self._quotients(sigma, beta)
         return self._say(
             "Learning rate of the repeated matrix",
-            ("η = (‖W₀‖/s)/(‖W_dense‖/s_dense) × η_dense", r"\eta = \frac{\|W_0\|/s}{\|W_d\|/s_d}\,\eta_d"),
+            (
+                "η = (‖W₀‖/s)/(‖W_dense‖/s_dense) × η_dense",
+                r"\eta = \frac{\|W_0\|/s}{\|W_d\|/s_d}\,\eta_d",
+            ),
             rate * own / dense,
             "a single repetition must give the rate of the dense matrix, found above",
             f"{_PAPER}, eq. 7",
@@ -267,8 +305,8 @@ class _Derivation:
             "Learning rate of the repeated matrix",
             _RATE,
             rate * factor.subs(self._own_dimensions(), simultaneous=True),
-            f"the rule sets the factor on the dense rate, kv_factor={self.rule.kv_factor!r}, instead of deriving it"
-            + (f": {self.rule.because}" if self.rule.because else ""),
+            f"the rule sets the factor on the dense rate, kv_factor={self.rule.kv_factor!r}, "
+            "instead of deriving it" + (f": {self.rule.because}" if self.rule.because else ""),
             f"rule {self.rule}",
         )
 
@@ -280,19 +318,26 @@ class _Derivation:
         """Initial size over step, of the stored matrix and of the dense one."""
         core, as_printed = self.core, ""
         if self.rule.kv_factor == "paper":
-            core, as_printed = KeyValue(formulas.n, formulas.r), "; as printed, with heads × head_dim = n"
+            core, as_printed = (
+                KeyValue(formulas.n, formulas.r),
+                "; as printed, with heads × head_dim = n",
+            )
         values = self._own_dimensions() if as_printed else {}
         size, step, dense = (
             expression.subs(values, simultaneous=True)
             for expression in (
                 estimates.bai_yin(sigma, *core.shape()),
                 self._step(core, sigma, beta),
-                estimates.bai_yin(sigma, *core.reference().shape()) / self._step(core.reference(), sigma, beta),
+                estimates.bai_yin(sigma, *core.reference().shape())
+                / self._step(core.reference(), sigma, beta),
             )
         )
         self._say(
             "Initial size of the stored matrix",
-            ("‖W₀‖ = σ(√n_in + √n_out)", r"\|W_0\| = \sigma(\sqrt{n_\text{in}} + \sqrt{n_\text{out}})"),
+            (
+                "‖W₀‖ = σ(√n_in + √n_out)",
+                r"\|W_0\| = \sigma(\sqrt{n_\text{in}} + \sqrt{n_\text{out}})",
+            ),
             size,
             "it has full rank, so its spectral norm counts, and Bai–Yin gives that" + as_printed,
             f"{_PAPER}, eq. 6; Bai & Yin 1993",
@@ -312,14 +357,16 @@ class _Derivation:
             "Size over step of the dense matrix",
             ("‖W_dense‖/s_dense", r"\|W_d\|/s_d"),
             dense,
-            "the same two estimates for the matrix without repetition; its rate is known, so this normalises",
+            "the same two estimates for the matrix without repetition; its rate is known, so this "
+            "normalises",
             f"{_PAPER}, section 3.2: 'a factor of two'",
         )
         own = self._say(
             "Size over step of the stored matrix",
             ("‖W₀‖/s", r"\|W_0\|/s"),
             size / step,
-            "the update must stay as large as the matrix it updates, ‖ΔW‖ = ηs = Θ(‖W₀‖), at every repetition",
+            "the update must stay as large as the matrix it updates, ‖ΔW‖ = ηs = Θ(‖W₀‖), at every "
+            "repetition",
             f"{_PAPER}, section 3.2",
         )
         return own, dense
@@ -332,7 +379,9 @@ class _Derivation:
             reason = "gains and biases are not decayed; a base tuned with decay on them has another best rate and decay"
             return self._say_decay(sympy.Integer(0), reason, "Dey et al. 2025")
         if self.rule.decay == "none":
-            return self._say_decay(_ONE, "this rule keeps the base decay at every size", f"rule {self.rule}")
+            return self._say_decay(
+                _ONE, "this rule keeps the base decay at every size", f"rule {self.rule}"
+            )
         if self.decay == "independent":
             reason = "ΔW = -λW - η·step: the decay does not pass through the rate, so λ‖W‖ = Θ(‖W‖) asks for a constant"
             return self._say_decay(_ONE, reason, f"{_PAPER}, section 3.1, footnote")
@@ -346,11 +395,15 @@ class _Derivation:
         reason = "ΔW = -ηλW - η·step: decay and update keep their balance if λη = Θ(1)"
         return self._say_decay(1 / rate, reason, f"{_PAPER}, section 3.1")
 
-    def _say_decay(self, value: Expr, reason: str, source: str, standing: Standing = "derived") -> Expr:
+    def _say_decay(
+        self, value: Expr, reason: str, source: str, standing: Standing = "derived"
+    ) -> Expr:
         return self._say("Weight decay", ("λ", r"\lambda"), value, reason, source, standing)
 
     def _rests_on_shared_gradient(self) -> bool:
-        """Whether the size of a shared head's gradient enters here first; under SGD the rate has used it already."""
+        """Whether the size of a shared head's gradient enters here first; under SGD the rate has
+        used it already.
+        """
         derived = self.reference != self.core and self.rule.literal_kv_factor() is None
         return derived and self.optimizer.gradient_degree == 0
 
@@ -362,24 +415,33 @@ class _Derivation:
         if self.reference == self.core or self.rule.literal_kv_factor() is not None:
             return dense
         return (
-            dense * _over_reference(lambda unit: unit.gradient_norm(), self.core) / _over_reference(_bai_yin, self.core)
+            dense
+            * _over_reference(lambda unit: unit.gradient_norm(), self.core)
+            / _over_reference(_bai_yin, self.core)
         )
 
     def _epsilon(self, beta: Expr) -> Expr:
         if self.rule.eps == "none":
-            return self._say_epsilon(_ONE, "this rule keeps the base epsilon at every size", f"rule {self.rule}")
+            return self._say_epsilon(
+                _ONE, "this rule keeps the base epsilon at every size", f"rule {self.rule}"
+            )
         if self.optimizer.epsilon == "none":
-            return self._say_epsilon(_ONE, f"{self.optimizer} has no epsilon", self.optimizer.source)
+            return self._say_epsilon(
+                _ONE, f"{self.optimizer} has no epsilon", self.optimizer.source
+            )
         if self.rule.width != "scaled":
             factor = self._gradient_factor(beta)
             return self._say_epsilon(
                 self.optimizer.epsilon_size(factor, factor),
-                "this rule does not scale the rate with width; how gradients shrink with width is derived only where "
+                "this rule does not scale the rate with width; how gradients shrink with width is "
+                "derived only where "
                 "the spectral condition holds",
                 f"rule {self.rule}",
             )
         scale = self.own_multiplier * beta
-        size = self.optimizer.epsilon_size(self.core.gradient_entry() * scale, self.reference.gradient_norm() * scale)
+        size = self.optimizer.epsilon_size(
+            self.core.gradient_entry() * scale, self.reference.gradient_norm() * scale
+        )
         what = {"entry": "|g|", "norm": "‖g‖", "norm_squared": "‖g‖²"}[self.optimizer.epsilon]
         return self._say_epsilon(
             size,
@@ -400,13 +462,19 @@ def _over_reference(measure: Callable[[Unit], Expr], unit: Unit) -> Expr:
 
 
 def _derive_fused(unit: Fused, optimizer: Optimizer, rule: Rule, decay: Decay) -> Scaling:
-    """Rows of k and v get a multiplier c, init/c and the rate of q: the same training as rates of their own."""
+    """Rows of k and v get a multiplier c, init/c and the rate of q: the same training as rates of
+    their own.
+    """
     if not optimizer.elementwise:
         raise NotExactError(
-            f"{optimizer} does not step the rows of a matrix one by one, so k and v rows of {unit} cannot be scaled by "
+            f"{optimizer} does not step the rows of a matrix one by one, so k and v rows of {unit} "
+            "cannot be scaled by "
             "themselves. Split the matrix into q, k and v, and derive each."
         )
-    blocks = {name: derive(getattr(unit, name), optimizer, rule=rule, decay=decay) for name in ("q", "k", "v")}
+    blocks = {
+        name: derive(getattr(unit, name), optimizer, rule=rule, decay=decay)
+        for name in ("q", "k", "v")
+    }
     q = blocks["q"]
     degree = optimizer.fold_powers(decay)["lr"]
     steps = [replace(step, title=f"q: {step.title}") for step in q.steps]
@@ -416,13 +484,22 @@ def _derive_fused(unit: Fused, optimizer: Optimizer, rule: Rule, decay: Decay) -
         blocks[name] = own.fold(1 / c)
         if tidy(blocks[name].weight_decay - q.weight_decay) != 0:
             raise NotExactError(
-                f"under {decay} decay the {name} rows of {unit} would need a decay of their own, which one matrix "
-                "cannot have. Split the matrix into q, k and v, or use lr_coupled or independent decay."
+                f"under {decay} decay the {name} rows of {unit} would need a decay of their own, "
+                "which one matrix "
+                "cannot have. Split the matrix into q, k and v, or use lr_coupled or independent "
+                "decay."
             )
         reason = (
-            f"with the rate of q these rows then train at {inline(own.lr)}; their epsilon becomes that of q over c, "
+            f"with the rate of q these rows then train at {inline(own.lr)}; their epsilon becomes "
+            "that of q over c, "
             "since one matrix has one epsilon"
         )
-        row = Step("row multiplier", ("c", "c"), c, reason, "abc-symmetry; a change of the forward pass, not a fold")
+        row = Step(
+            "row multiplier",
+            ("c", "c"),
+            c,
+            reason,
+            "abc-symmetry; a change of the forward pass, not a fold",
+        )
         steps += [replace(step, title=f"{name}: {step.title}") for step in (*own.steps, row)]
     return Scaling(unit, optimizer, rule, decay, **q.expressions, steps=tuple(steps), blocks=blocks)

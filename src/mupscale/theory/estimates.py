@@ -9,7 +9,8 @@ from mupscale.theory.formulas import Expr, tidy
 
 
 def spectral_target(n_out: Expr, n_in: Expr) -> Expr:
-    """Operator norm that keeps features at unit RMS: √(n_out/n_in). Yang, Simon & Bernstein 2023, condition 1.
+    """Operator norm that keeps features at unit RMS: √(n_out/n_in). Yang, Simon & Bernstein 2023,
+    condition 1.
 
     >>> spectral_target(sympy.Integer(1024), sympy.Integer(256))
     2
@@ -18,7 +19,8 @@ def spectral_target(n_out: Expr, n_in: Expr) -> Expr:
 
 
 def bai_yin(sigma: Expr, n_out: Expr, n_in: Expr) -> Expr:
-    """Spectral norm of i.i.d. entries of standard deviation sigma: σ(√n_in + √n_out). Bai & Yin 1993.
+    """Spectral norm of i.i.d. entries of standard deviation sigma: σ(√n_in + √n_out). Bai & Yin
+    1993.
 
     >>> from mupscale.theory.formulas import n
     >>> bai_yin(1 / sympy.sqrt(n), n, n)
@@ -57,7 +59,8 @@ def expected(sigma: Expr, n_out: Expr) -> Expr:
 
 
 def repeated(norm: Expr, repetitions: Expr) -> Expr:
-    """Norm (of either kind) of a matrix stacked on itself: √r times the norm of one copy. Lemma 1 of the paper.
+    """Norm (of either kind) of a matrix stacked on itself: √r times the norm of one copy. Lemma 1
+    of the paper.
 
     >>> repeated(sympy.Integer(3), sympy.Integer(4))
     6

@@ -72,7 +72,9 @@ def parse(text: str, names: Iterable[str] | None = None) -> Expr:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError) as error:
-        raise OptionError(f"{text!r} is not a formula. Write it like '(1 + sqrt(r)) / 2'.") from error
+        raise OptionError(
+            f"{text!r} is not a formula. Write it like '(1 + sqrt(r)) / 2'."
+        ) from error
     return _build(tree, text, None if names is None else list(names))
 
 
@@ -92,16 +94,21 @@ def _build(node: ast.AST, text: str, names: list[str] | None) -> Expr:
             return sympy.sqrt(_build(argument, text, names))
         case _:
             what = ast.unparse(node)
-            raise OptionError(f"{what!r} in {text!r} is not understood. Use numbers, symbols, + - * / ** and sqrt.")
+            raise OptionError(
+                f"{what!r} in {text!r} is not understood. Use numbers, symbols, + - * / ** and "
+                "sqrt."
+            )
 
 
 def tidy(expression: Expr) -> Expr:
-    """The expression as a reader would write it: one fraction in lowest terms, common factors taken out.
+    """The expression as a reader would write it: one fraction in lowest terms, common factors taken
+    out.
 
     >>> tidy((1 + 1 / sympy.sqrt(r)) * sympy.sqrt(r) / (2 * n)), tidy(2 / (1 + sympy.sqrt(r)))
     ((sqrt(r) + 1)/(2*n), 2/(sqrt(r) + 1))
     """
-    # In the square roots of the symbols everything here is a rational function, which sympy brings to lowest terms.
+    # In the square roots of the symbols everything here is a rational function, which sympy brings
+    # to lowest terms.
     roots = {s: sympy.Symbol(f"root_{s}", positive=True) for s in expression.free_symbols}
     rational = sympy.factor(expression.subs({s: root**2 for s, root in roots.items()}))
     return rational.subs({root: sympy.sqrt(s) for s, root in roots.items()})
@@ -156,7 +163,11 @@ class _Inline(StrPrinter):
 
     def _factor(self, expr: Expr) -> str:
         text = self._print(expr)
-        return text if (expr.is_Atom and not expr.is_Rational) or expr.is_Integer else _wrapped(expr, text)
+        return (
+            text
+            if (expr.is_Atom and not expr.is_Rational) or expr.is_Integer
+            else _wrapped(expr, text)
+        )
 
 
 def _wrapped(expr: Expr, text: str) -> str:

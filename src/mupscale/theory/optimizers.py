@@ -21,7 +21,9 @@ Epsilon = Literal["none", "entry", "norm", "norm_squared"]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the size of a step can depend on: the shape, the root mean square of W, the spectral norm of g."""
+    """What the size of a step can depend on: the shape, the root mean square of W, the spectral
+    norm of g.
+    """
 
     n_out: Expr
     n_in: Expr
@@ -33,9 +35,10 @@ class Sizes:
 class Optimizer:
     """An optimizer, as far as scaling is concerned.
 
-    `step` is the spectral norm of a step of unit learning rate, without the factor `constant`, which is the same for
-    every weight and so belongs to the base rate. A step of gradient c·g is c^gradient_degree as long; a step from
-    weights c·W is c^weight_degree as long: that settles how a multiplier folds.
+    `step` is the spectral norm of a step of unit learning rate, without the factor `constant`,
+    which is the same for every weight and so belongs to the base rate. A step of gradient c·g is
+    c^gradient_degree as long; a step from weights c·W is c^weight_degree as long: that settles how
+    a multiplier folds.
     """
 
     name: str
@@ -51,9 +54,13 @@ class Optimizer:
     standing: Standing = "derived"
     caveat: str = ""
     elementwise: bool = True
-    """A row's step does not depend on the other rows, so rows of one matrix can have multipliers of their own."""
+    """A row's step does not depend on the other rows, so rows of one matrix can have multipliers of
+    their own.
+    """
     whole_matrix: bool = False
-    """Made for hidden matrices only; embeddings, readout and vectors are trained by AdamW beside it."""
+    """Made for hidden matrices only; embeddings, readout and vectors are trained by AdamW beside
+    it.
+    """
     not_exact: str = ""
     """Why a multiplier cannot be folded exactly, if it cannot."""
 
@@ -72,7 +79,8 @@ class Optimizer:
         return {"none": 0, "entry": 1, "norm": 1, "norm_squared": 2}[self.epsilon]
 
     def fold_powers(self, decay: Decay) -> dict[str, int]:
-        """With which power a factor a of the forward pass enters each value when it moves into the parameter, W' = aW.
+        """With which power a factor a of the forward pass enters each value when it moves into the
+        parameter, W' = aW.
 
         The gradient of W' is g/a. The training stays the same.
 
@@ -130,7 +138,9 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     for optimizer in (
         Optimizer("adamw", _sign, _COHERENT, _ADAM, epsilon="entry"),
         Optimizer("adam", _sign, _COHERENT, _ADAM, decay="l2", epsilon="entry"),
-        Optimizer("lion", _sign, _COHERENT, "Chen et al. 2023: the sign of an average of gradients"),
+        Optimizer(
+            "lion", _sign, _COHERENT, "Chen et al. 2023: the sign of an average of gradients"
+        ),
         Optimizer("signsgd", _sign, _COHERENT, "Bernstein et al. 2018: the sign of the gradient"),
         Optimizer(
             "sgd",
@@ -157,7 +167,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             weight_degree=1,
             caveat="inexact where the cap 1/√t on the rate or the floor 1e-3 on RMS(W) binds",
             elementwise=False,
-            not_exact="its step is proportional to RMS(W), which has a floor (1e-3 in torch) that does not fold",
+            not_exact="its step is proportional to RMS(W), which has a floor (1e-3 in torch) that "
+            "does not fold",
         ),
         Optimizer(
             "adafactor-unscaled",
@@ -170,7 +181,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         Optimizer(
             "muon",
             _muon_original,
-            "an orthogonal matrix has norm 1; torch's `original` lengthens it by √(n_out/n_in) where that exceeds 1",
+            "an orthogonal matrix has norm 1; torch's `original` lengthens it by √(n_out/n_in) "
+            "where that exceeds 1",
             "Jordan et al. 2024, as in torch.optim.Muon(adjust_lr_fn='original')",
             epsilon="norm",
             elementwise=False,
@@ -208,7 +220,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
         Optimizer(
             "shampoo-grafted",
             _muon_root_max,
-            "an orthogonal direction with the Frobenius norm of Adam's step, √(n_out·n_in), has norm √max(n_out, n_in)",
+            "an orthogonal direction with the Frobenius norm of Adam's step, √(n_out·n_in), has "
+            "norm √max(n_out, n_in)",
             _SHAMPOO,
             epsilon="norm_squared",
             standing="extrapolated",
@@ -232,7 +245,8 @@ ALIASES: Mapping[str, str] = {
 
 
 def optimizer_named(named: object) -> Optimizer:
-    """The optimizer of that name; or that of a class such as torch.optim.AdamW, or of an object made of it.
+    """The optimizer of that name; or that of a class such as torch.optim.AdamW, or of an object
+    made of it.
 
     >>> optimizer_named("muon_raw").name
     'muon'
@@ -242,7 +256,9 @@ def optimizer_named(named: object) -> Optimizer:
     if not isinstance(named, str):
         return OPTIMIZERS[_name_of(named)]
     plain = named.lower().replace("_", "-")
-    known = OPTIMIZERS.get(plain) or OPTIMIZERS.get(ALIASES.get(plain, ALIASES.get(named.lower(), "")))
+    known = OPTIMIZERS.get(plain) or OPTIMIZERS.get(
+        ALIASES.get(plain, ALIASES.get(named.lower(), ""))
+    )
     if known is None:
         raise UnknownNameError("optimizer", named, OPTIMIZERS, ALIASES)
     return known
@@ -252,9 +268,14 @@ def _name_of(given: object) -> str:
     name = name_of_class(given)
     if name is None:
         cls = given if isinstance(given, type) else type(given)
-        what = f"{cls.__module__}.{cls.__qualname__}" if hasattr(given, "param_groups") or cls is given else repr(given)
+        what = (
+            f"{cls.__module__}.{cls.__qualname__}"
+            if hasattr(given, "param_groups") or cls is given
+            else repr(given)
+        )
         raise OptionError(
-            f"optimizer={what} is not an optimizer that mupscale has rules for. Name the one whose steps are as large: "
+            f"optimizer={what} is not an optimizer that mupscale has rules for. Name the one whose "
+            "steps are as large: "
             f"{', '.join(OPTIMIZERS)}."
         )
     return name

@@ -1,8 +1,8 @@
 """Rules by name, and rules as files: what a calibration found, with what it rests on.
 
-A file is JSON: the choices of a rule, and `evidence`, the exponent γ of ((1 + √r)/2)^γ with its interval and the runs
-it was measured with. A file whose parts contradict each other is refused: a factor that was changed by hand is no
-longer what was measured.
+A file is JSON: the choices of a rule, and `evidence`, the exponent γ of ((1 + √r)/2)^γ with its
+interval and the runs it was measured with. A file whose parts contradict each other is refused: a
+factor that was changed by hand is no longer what was measured.
 """
 
 import dataclasses
@@ -47,20 +47,36 @@ class Evidence:
     "Fingerprint of what was run."
 
     def __post_init__(self) -> None:
-        numbers: tuple[Any, ...] = (self.gamma, self.low, self.high, *self.swept)  # as a file has them
-        if len(numbers) != 5 or not all(isinstance(one, int | float) and math.isfinite(one) for one in numbers):
-            raise OptionError(f"gamma = {self.gamma} [{self.low}, {self.high}] is not bounded by numbers.")
+        numbers: tuple[Any, ...] = (
+            self.gamma,
+            self.low,
+            self.high,
+            *self.swept,
+        )  # as a file has them
+        if len(numbers) != 5 or not all(
+            isinstance(one, int | float) and math.isfinite(one) for one in numbers
+        ):
+            raise OptionError(
+                f"gamma = {self.gamma} [{self.low}, {self.high}] is not bounded by numbers."
+            )
         if not self.swept[0] <= self.gamma <= self.swept[1]:
-            raise OptionError(f"gamma = {self.gamma:g} lies outside of what was swept, {self.swept}. Calibrate anew.")
+            raise OptionError(
+                f"gamma = {self.gamma:g} lies outside of what was swept, {self.swept}. Calibrate "
+                "anew."
+            )
         if not self.low <= self.gamma <= self.high:
-            raise OptionError(f"gamma = {self.gamma:g} lies outside of its own interval [{self.low:g}, {self.high:g}].")
+            raise OptionError(
+                f"gamma = {self.gamma:g} lies outside of its own interval [{self.low:g}, "
+                f"{self.high:g}]."
+            )
         if self.question not in _ASKED:
             raise UnknownNameError("question", self.question, _ASKED)
 
     def __str__(self) -> str:
         tried = ", ".join(map(str, self.repetitions))
         return (
-            f"γ = {self.gamma:.2f} [{self.low:.2f}, {self.high:.2f}] of ((1 + √r)/2)^γ, measured: with it "
+            f"γ = {self.gamma:.2f} [{self.low:.2f}, {self.high:.2f}] of ((1 + √r)/2)^γ, measured: "
+            "with it "
             f"{_ASKED[self.question]} ({self.runs} runs, {self.seeds} seeds, r = {tried})"
         )
 
@@ -76,8 +92,15 @@ def exponent_formula(gamma: float) -> str:
 
 def write_rule(path: Path, rule: Rule, evidence: Evidence) -> None:
     """Whole or not at all."""
-    content = {"format": FORMAT, "version": VERSION, **rule.choices, "evidence": dataclasses.asdict(evidence)}
-    write_whole(path, (json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2) + "\n").encode())
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        **rule.choices,
+        "evidence": dataclasses.asdict(evidence),
+    }
+    write_whole(
+        path, (json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2) + "\n").encode()
+    )
 
 
 def read_rule(path: str | Path) -> Rule:
@@ -85,9 +108,13 @@ def read_rule(path: str | Path) -> Rule:
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
     except OSError as error:
-        raise OptionError(f"rule {path}: {error.strerror or error}. mupscale calibrate writes one.") from error
+        raise OptionError(
+            f"rule {path}: {error.strerror or error}. mupscale calibrate writes one."
+        ) from error
     except ValueError as error:
-        raise OptionError(f"rule {path} is not a rule: {error}. mupscale calibrate writes one.") from error
+        raise OptionError(
+            f"rule {path} is not a rule: {error}. mupscale calibrate writes one."
+        ) from error
     try:
         return _rule(content)
     except (OptionError, UnknownNameError) as error:
@@ -114,17 +141,26 @@ def _refuse(constant: str) -> Any:
 
 def _rule(content: Any) -> Rule:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise OptionError(f'it is not a rule: there is no "format": "{FORMAT}" in it. mupscale calibrate writes one.')
+        raise OptionError(
+            f'it is not a rule: there is no "format": "{FORMAT}" in it. mupscale calibrate writes '
+            "one."
+        )
     given = cast(dict[str, Any], content)
     if given.get("version") != VERSION:
-        raise OptionError(f"it has version {given.get('version')!r}; this mupscale reads {VERSION}. Calibrate anew.")
-    choices = {key: value for key, value in given.items() if key not in ("format", "version", "evidence")}
+        raise OptionError(
+            f"it has version {given.get('version')!r}; this mupscale reads {VERSION}. Calibrate "
+            "anew."
+        )
+    choices = {
+        key: value for key, value in given.items() if key not in ("format", "version", "evidence")
+    }
     known = [field.name for field in dataclasses.fields(Rule) if field.name != "because"]
     _check_fields("rule", choices, known)
     evidence = _evidence(given.get("evidence"))
     if choices["kv_factor"] != exponent_formula(evidence.gamma):
         raise OptionError(
-            f"kv_factor = {choices['kv_factor']!r} is not that of gamma = {evidence.gamma:g}: the file was changed. "
+            f"kv_factor = {choices['kv_factor']!r} is not that of gamma = {evidence.gamma:g}: the "
+            "file was changed. "
             f"Calibrate anew, or pass --kv-factor {choices['kv_factor']!r} instead of the file."
         )
     return Rule(**choices, because=str(evidence))

@@ -13,18 +13,25 @@ from mupscale.theory.formulas import Expr
 Scaled = Literal["scaled", "none"]
 Width = Literal["scaled", "init", "none"]
 
-_SETTINGS: Mapping[str, Sequence[str]] = {"width": get_args(Width), "decay": get_args(Scaled), "eps": get_args(Scaled)}
+_SETTINGS: Mapping[str, Sequence[str]] = {
+    "width": get_args(Width),
+    "decay": get_args(Scaled),
+    "eps": get_args(Scaled),
+}
 
 
 @dataclass(frozen=True)
 class Rule:
     """What scales, and how.
 
-    width      "scaled": all five values follow the derivation in width; "init": the initial std alone follows the
-               fan-in, 1/√n_in, as in PyTorch's default; "none": they stay at the base value, and decay and epsilon
-               change with depth alone
-    kv_factor  the rate of repeated key/value heads over the hidden one: "hidden" (1), "derived" (from the unit's true
-               dimensions), "paper" (derived as if heads × head_dim = n), or a formula in r, n, inner: "sqrt(r)"
+    width      "scaled": all five values follow the derivation in width; "init": the initial std
+    alone follows the
+               fan-in, 1/√n_in, as in PyTorch's default; "none": they stay at the base value, and
+               decay and epsilon change with depth alone
+    kv_factor  the rate of repeated key/value heads over the hidden one: "hidden" (1), "derived"
+    (from the unit's true
+               dimensions), "paper" (derived as if heads × head_dim = n), or a formula in r, n,
+               inner: "sqrt(r)"
     decay      "scaled": as derived for the decay mode; "none": the base value
     depth      β on residual branches: "none" (1), "1/L", "1/sqrt(L)", or any formula in L
     eps        "scaled": follows the gradient; "none": the base value
@@ -53,7 +60,9 @@ class Rule:
 
     @property
     def choices(self) -> dict[str, str]:
-        """All that makes a difference: what a rule file holds, and what tells whether two runs obey the same rule."""
+        """All that makes a difference: what a rule file holds, and what tells whether two runs obey
+        the same rule.
+        """
         return {key: value for key, value in asdict(self).items() if key != "because"}
 
     def beta(self, depth: Expr) -> Expr:
@@ -73,7 +82,11 @@ class Rule:
 
     def but(self, **changes: Any) -> "Rule":
         """The same rule with some choices changed; the name says so."""
-        changes = {key: value for key, value in changes.items() if value is not None and value != getattr(self, key)}
+        changes = {
+            key: value
+            for key, value in changes.items()
+            if value is not None and value != getattr(self, key)
+        }
         if not changes:
             return self
         if "kv_factor" in changes:  # what was measured was another factor
@@ -91,7 +104,10 @@ def _positive(field: str, text: str, symbols: list[str], words: str) -> Expr:
     except (OptionError, UnknownNameError) as error:
         raise OptionError(f"{field}={text!r}: {error} Or choose one of: {words}.") from error
     if not formula.is_positive:
-        raise OptionError(f"{field}={text!r} is not positive for all {', '.join(symbols)}. Or choose one of: {words}.")
+        raise OptionError(
+            f"{field}={text!r} is not positive for all {', '.join(symbols)}. Or choose one of: "
+            f"{words}."
+        )
     return formula
 
 
@@ -100,7 +116,21 @@ RULES: Mapping[str, Rule] = {
     for rule in (
         Rule("sp", width="none", kv_factor="hidden", decay="none", depth="none", eps="none"),
         Rule("mup", width="scaled", kv_factor="hidden", decay="none", depth="none", eps="none"),
-        Rule("complete-p", width="scaled", kv_factor="hidden", decay="scaled", depth="1/L", eps="scaled"),
-        Rule("gqa-mup", width="scaled", kv_factor="derived", decay="scaled", depth="1/L", eps="scaled"),
+        Rule(
+            "complete-p",
+            width="scaled",
+            kv_factor="hidden",
+            decay="scaled",
+            depth="1/L",
+            eps="scaled",
+        ),
+        Rule(
+            "gqa-mup",
+            width="scaled",
+            kv_factor="derived",
+            decay="scaled",
+            depth="1/L",
+            eps="scaled",
+        ),
     )
 }

@@ -1,4 +1,6 @@
-"""The result of a derivation: five exact expressions, the steps that led to them, and what can be done with them."""
+"""The result of a derivation: five exact expressions, the steps that led to them, and what can be
+done with them.
+"""
 
 import dataclasses
 import json
@@ -30,7 +32,9 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a derivation: `quantity` (text and LaTeX) has `value`, for `reason`, found in `source`."""
+    """One step of a derivation: `quantity` (text and LaTeX) has `value`, for `reason`, found in
+    `source`.
+    """
 
     title: str
     quantity: tuple[str, str]
@@ -63,7 +67,9 @@ class Factors:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What one unit gets under one rule and optimizer, relative to the base values σ0, η0, λ0, ε0."""
+    """What one unit gets under one rule and optimizer, relative to the base values σ0, η0, λ0,
+    ε0.
+    """
 
     unit: Unit
     optimizer: Optimizer
@@ -76,7 +82,9 @@ class Scaling:
     eps: Expr
     steps: tuple[Step, ...] = field(repr=False)
     blocks: Mapping[str, "Scaling"] = field(default_factory=dict[str, "Scaling"], repr=False)
-    """For a fused matrix, what the rows of each block get; they differ in multiplier and init only."""
+    """For a fused matrix, what the rows of each block get; they differ in multiplier and init
+    only.
+    """
 
     @property
     def expressions(self) -> dict[str, Expr]:
@@ -84,13 +92,17 @@ class Scaling:
 
     @property
     def standing(self) -> str:
-        """Either "derived" in the paper's framework, "extrapolated" beyond it, or derived but for some steps."""
+        """Either "derived" in the paper's framework, "extrapolated" beyond it, or derived but for
+        some steps.
+        """
         if "extrapolated" in (self.unit.standing, self.optimizer.standing):
             return "extrapolated"
         beyond = sum(step.standing == "extrapolated" for step in self.steps)
         if not beyond:
             return "derived"
-        return f"derived, {'one extrapolated step' if beyond == 1 else f'{beyond} extrapolated steps'}"
+        return (
+            f"derived, {'one extrapolated step' if beyond == 1 else f'{beyond} extrapolated steps'}"
+        )
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -101,7 +113,8 @@ class Scaling:
         return tuple(text for text in (self.unit.remark, self.optimizer.caveat, other) if text)
 
     def fold(self, multiplier: Expr | str | float | None = None) -> "Scaling":
-        """Move a factor of the forward pass into the parameter (W' = aW, g' = g/a) without changing the training.
+        """Move a factor of the forward pass into the parameter (W' = aW, g' = g/a) without changing
+        the training.
 
         The whole multiplier unless another is given. Refuses where the optimizer makes it inexact.
 
@@ -115,7 +128,8 @@ class Scaling:
             return self
         if self.optimizer.not_exact:
             raise NotExactError(
-                f"a multiplier of {inline(a)} cannot be folded under {self.optimizer}: {self.optimizer.not_exact}. "
+                f"a multiplier of {inline(a)} cannot be folded under {self.optimizer}: "
+                f"{self.optimizer.not_exact}. "
                 "Keep the multiplier in the forward pass."
             )
         factors = {name: a**power for name, power in self.optimizer.fold_powers(self.decay).items()}
@@ -123,7 +137,8 @@ class Scaling:
             "Folding",
             ("a", "a"),
             a,
-            f"W' = aW has the gradient g/a, so that std × a, rate × {inline(factors['lr'])}, decay × "
+            f"W' = aW has the gradient g/a, so that std × a, rate × {inline(factors['lr'])}, decay "
+            "× "
             f"{inline(factors['weight_decay'])} and epsilon × {inline(factors['eps'])} train alike",
             "abc-symmetry (Yang & Hu 2021)",
         )
@@ -143,8 +158,9 @@ class Scaling:
     ) -> Factors:
         """Numbers: each expression at the target over the same at the base.
 
-        A dimension that the base leaves unsaid is the target's own, so that a base planned onto itself gives 1
-        everywhere. `reference_r=1` reads r absolutely, whatever the base has. What is 0 (the decay of a gain) stays 0.
+        A dimension that the base leaves unsaid is the target's own, so that a base planned onto
+        itself gives 1 everywhere. `reference_r=1` reads r absolutely, whatever the base has. What
+        is 0 (the decay of a gain) stays 0.
 
         >>> from mupscale.theory import KeyValue, derive
         >>> kv = derive(KeyValue("n", "r"), "adamw")
@@ -153,17 +169,27 @@ class Scaling:
         >>> kv.evaluate(base={"n": 256}, target={"n": 1024, "r": 4}).lr
         0.25
         """
-        needed = sorted(self.unit.dimensions() | {str(s) for e in self.expressions.values() for s in e.free_symbols})
+        needed = sorted(
+            self.unit.dimensions()
+            | {str(s) for e in self.expressions.values() for s in e.free_symbols}
+        )
         high = _numbers("target", target, needed)
         missing = [name for name in needed if name not in high]
         if missing:
             said = ", ".join(f"{k}={v}" for k, v in target.items()) or "nothing"
-            raise DimensionError(f"target says {said}, but {self.unit} also needs {', '.join(missing)}.")
+            raise DimensionError(
+                f"target says {said}, but {self.unit} also needs {', '.join(missing)}."
+            )
         self.unit.at(high)
         low = high | _numbers("base", base or {}, needed)
         if reference_r is not None and "r" in needed:
             low |= _numbers("reference_r", {"r": reference_r}, ["r"])
-        return Factors(**{k: _ratio(e, tuple(high.items()), tuple(low.items())) for k, e in self.expressions.items()})
+        return Factors(
+            **{
+                k: _ratio(e, tuple(high.items()), tuple(low.items()))
+                for k, e in self.expressions.items()
+            }
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; the five expressions are strings that sympy reads."""
@@ -188,8 +214,13 @@ class Scaling:
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=2)
 
     def to_text(self, *, steps: bool = True) -> str:
-        lines = [f"{self.unit} · {self.rule} · {self.optimizer} · {self.decay} decay · {self.standing}", ""]
-        lines += [f"  {LABELS[name]:<14} {inline(value)}" for name, value in self.expressions.items()]
+        lines = [
+            f"{self.unit} · {self.rule} · {self.optimizer} · {self.decay} decay · {self.standing}",
+            "",
+        ]
+        lines += [
+            f"  {LABELS[name]:<14} {inline(value)}" for name, value in self.expressions.items()
+        ]
         lines += [
             f"  rows of {name}: multiplier {inline(b.multiplier)}, init std {inline(b.init_std)}"
             for name, b in self.blocks.items()
@@ -201,27 +232,42 @@ class Scaling:
                 "",
                 f"{number}. {step.title}{mark}",
                 f"     {step.quantity[0]} = {inline(step.value)}",
-                textwrap.fill(f"why: {step.reason}", 112, initial_indent=" " * 5, subsequent_indent=" " * 10),
+                textwrap.fill(
+                    f"why: {step.reason}", 112, initial_indent=" " * 5, subsequent_indent=" " * 10
+                ),
                 f"     [{step.source}]",
             ]
         return "\n".join(lines)
 
     def to_markdown(self, *, steps: bool = True) -> str:
-        lines = [f"**{self.unit}**, {self.rule}, {self.optimizer}, {self.decay} decay: *{self.standing}*", ""]
+        lines = [
+            f"**{self.unit}**, {self.rule}, {self.optimizer}, {self.decay} decay: "
+            f"*{self.standing}*",
+            "",
+        ]
         lines += ["| | |", "|---|---|"]
-        lines += [f"| {LABELS[name]} | ${latex(value)}$ |" for name, value in self.expressions.items()]
         lines += [
-            f"| rows of {name}: multiplier | ${latex(block.multiplier)}$ |" for name, block in self.blocks.items()
+            f"| {LABELS[name]} | ${latex(value)}$ |" for name, value in self.expressions.items()
+        ]
+        lines += [
+            f"| rows of {name}: multiplier | ${latex(block.multiplier)}$ |"
+            for name, block in self.blocks.items()
         ]
         lines += [f"\n> {caveat}" for caveat in self.caveats]
         for number, step in enumerate(self.steps if steps else (), start=1):
             mark = "" if step.standing == "derived" else f" *({step.standing})*"
-            lines += ["", f"{number}. **{step.title}**{mark}: ${step.quantity[1]} = {latex(step.value)}$."]
+            lines += [
+                "",
+                f"{number}. **{step.title}**{mark}: ${step.quantity[1]} = {latex(step.value)}$.",
+            ]
             lines += [f"   Why: {step.reason} ({step.source})."]
         return "\n".join(lines)
 
     def to_latex(self, *, steps: bool = True) -> str:
-        rows = [rf"\text{{{LABELS[name]}}} &= {latex(value)} \\" for name, value in self.expressions.items()]
+        rows = [
+            rf"\text{{{LABELS[name]}}} &= {latex(value)} \\"
+            for name, value in self.expressions.items()
+        ]
         lines = [
             rf"% {self.unit}, {self.rule}, {self.optimizer}, {self.decay}: {self.standing}",
             r"\begin{align*}",
@@ -231,7 +277,8 @@ class Scaling:
             lines += [r"\begin{enumerate}"]
             for step in self.steps:
                 lines += [
-                    rf"  \item \textbf{{{step.title}}} ({step.standing}): ${step.quantity[1]} = {latex(step.value)}$."
+                    rf"  \item \textbf{{{step.title}}} ({step.standing}): ${step.quantity[1]} = "
+                    rf"{latex(step.value)}$."
                 ]
                 lines += [f"    Why: {_latex_text(step.reason)} ({_latex_text(step.source)})."]
             lines += [r"\end{enumerate}"]
@@ -243,26 +290,37 @@ class Scaling:
 
 def _positive(value: Expr | str | float) -> Expr:
     if isinstance(value, float) and not math.isfinite(value):
-        raise OptionError(f"multiplier={value} is not finite. Give a positive number or formula such as '1/n'.")
+        raise OptionError(
+            f"multiplier={value} is not finite. Give a positive number or formula such as '1/n'."
+        )
     a = formulas.parse(value) if isinstance(value, str) else sympy.nsimplify(value, rational=True)
     if not a.is_positive:
-        raise OptionError(f"multiplier={value} is not positive. Give a positive number or formula such as '1/n'.")
+        raise OptionError(
+            f"multiplier={value} is not positive. Give a positive number or formula such as '1/n'."
+        )
     return a
 
 
 def _numbers(where: str, values: Mapping[str, int], needed: list[str]) -> dict[str, int]:
     for name in values:
         if name not in needed and name not in formulas.SYMBOLS:
-            raise UnknownNameError(f"dimension in {where}", name, dict.fromkeys([*formulas.SYMBOLS, *needed]))
+            raise UnknownNameError(
+                f"dimension in {where}", name, dict.fromkeys([*formulas.SYMBOLS, *needed])
+            )
     whole = {name: formulas.dimension(f"{where}: {name}", value) for name, value in values.items()}
     return {name: int(value) for name, value in whole.items()}
 
 
 @lru_cache(maxsize=4096)
-def _ratio(expression: Expr, high: tuple[tuple[str, int], ...], low: tuple[tuple[str, int], ...]) -> float:
+def _ratio(
+    expression: Expr, high: tuple[tuple[str, int], ...], low: tuple[tuple[str, int], ...]
+) -> float:
     if expression == 0:
         return 0.0
-    at = [expression.subs({formulas.symbol(name): value for name, value in values}) for values in (high, low)]
+    at = [
+        expression.subs({formulas.symbol(name): value for name, value in values})
+        for values in (high, low)
+    ]
     # 30 digits before the one rounding, so that the result is the nearest double.
     return float(sympy.N(at[0] / at[1], 30))
 

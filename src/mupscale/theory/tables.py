@@ -1,4 +1,6 @@
-"""Tables, derived cell by cell: the paper's parameterization table, and the optimizers side by side."""
+"""Tables, derived cell by cell: the paper's parameterization table, and the optimizers side by
+side.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +44,8 @@ def as_rows(head: list[str], rows: list[list[str]]) -> str:
     """
     widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
     return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
     )
 
 
@@ -52,7 +55,9 @@ def as_markdown(head: list[str], rows: list[list[str]]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A scaling for each kind of weight, with n each weight's own fan-in (and the embedding width in epsilon)."""
+    """A scaling for each kind of weight, with n each weight's own fan-in (and the embedding width
+    in epsilon).
+    """
 
     columns: Mapping[str, Scaling]
     optimizer: Optimizer
@@ -61,12 +66,15 @@ class Table:
 
     @property
     def notes(self) -> list[str]:
-        aside = [label for label, scaling in self.columns.items() if scaling.optimizer != self.optimizer]
+        aside = [
+            label for label, scaling in self.columns.items() if scaling.optimizer != self.optimizer
+        ]
         beside = f"{', '.join(aside)}: trained by AdamW beside {self.optimizer}, which steps hidden matrices only"
         caveats = {caveat: None for scaling in self.columns.values() for caveat in scaling.caveats}
         standings = {s.standing: None for s in self.columns.values() if s.standing != "derived"}
         beyond = [
-            f"{', '.join(k for k, s in self.columns.items() if s.standing == word)}: {word}" for word in standings
+            f"{', '.join(k for k, s in self.columns.items() if s.standing == word)}: {word}"
+            for word in standings
         ]
         return [*([beside] if aside else []), *caveats, *beyond]
 
@@ -94,13 +102,18 @@ class Table:
         return "\n".join([title, "", body, *(f"\nnote: {note}" for note in self.notes)])
 
     def to_markdown(self) -> str:
-        rows = [[LABELS[name], *(f"${cell}$" for cell in self._cells(name, latex))] for name in FIELDS]
-        return "\n".join([as_markdown(["", *self.columns], rows), *(f"\n> {note}" for note in self.notes)])
+        rows = [
+            [LABELS[name], *(f"${cell}$" for cell in self._cells(name, latex))] for name in FIELDS
+        ]
+        return "\n".join(
+            [as_markdown(["", *self.columns], rows), *(f"\n> {note}" for note in self.notes)]
+        )
 
     def to_latex(self) -> str:
         head = " & ".join(["", *self.columns]) + r" \\ \midrule"
         rows = [
-            " & ".join([LABELS[name], *(f"${cell}$" for cell in self._cells(name, latex))]) + r" \\" for name in FIELDS
+            " & ".join([LABELS[name], *(f"${cell}$" for cell in self._cells(name, latex))]) + r" \\"
+            for name in FIELDS
         ]
         begin = rf"\begin{{tabular}}{{l{'c' * len(self.columns)}}} \toprule"
         return "\n".join([begin, head, *rows, r"\bottomrule \end{tabular}"])
@@ -124,7 +137,9 @@ def parameterization(
     optimizer = optimizer_named(optimizer)
     rule = (rule_named(rule) if isinstance(rule, str) else rule).but(depth=depth)
     units = _COLUMNS if depth == "none" else _COLUMNS_IN_DEPTH
-    columns = {label: _derive_or_beside(unit, optimizer, rule, decay) for label, unit in units.items()}
+    columns = {
+        label: _derive_or_beside(unit, optimizer, rule, decay) for label, unit in units.items()
+    }
     return Table(columns, optimizer, rule, decay)
 
 
@@ -157,7 +172,9 @@ class OptimizerRow:
 
 
 def compare_optimizers() -> list[OptimizerRow]:
-    """Every optimizer: its key/value factor, the power of n in its hidden rate, and where that comes from."""
+    """Every optimizer: its key/value factor, the power of n in its hidden rate, and where that
+    comes from.
+    """
     return [_compare(optimizer) for optimizer in OPTIMIZERS.values()]
 
 
@@ -171,8 +188,18 @@ def _compare(optimizer: Optimizer) -> OptimizerRow:
 def optimizers_to_text(rows: list[OptimizerRow]) -> str:
     head = ["optimizer", "unit step on K, V", "K/V factor", "power of n", "standing"]
     cells = [
-        [row.optimizer.name, inline(row.step), inline(row.kv_factor), inline(row.width_exponent), row.standing]
+        [
+            row.optimizer.name,
+            inline(row.step),
+            inline(row.kv_factor),
+            inline(row.width_exponent),
+            row.standing,
+        ]
         for row in rows
     ]
-    caveats = [f"note: {row.optimizer.name}: {row.optimizer.caveat}" for row in rows if row.optimizer.caveat]
+    caveats = [
+        f"note: {row.optimizer.name}: {row.optimizer.caveat}"
+        for row in rows
+        if row.optimizer.caveat
+    ]
     return "\n".join([as_rows(head, cells), "", *caveats])

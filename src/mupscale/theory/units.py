@@ -1,6 +1,8 @@
-"""Units: what a weight is to the network. Each says its shape, and where it differs from a dense layer, how.
+"""Units: what a weight is to the network. Each says its shape, and where it differs from a dense
+layer, how.
 
-A unit of your own needs `shape`; the other methods have the defaults of a dense layer. See docs/add-a-unit.md.
+A unit of your own needs `shape`; the other methods have the defaults of a dense layer. See
+docs/add-a-unit.md.
 """
 
 import dataclasses
@@ -21,7 +23,9 @@ Initial = Literal["random", "zero", "constant"]
 
 @dataclass(frozen=True)
 class Unit(ABC):
-    """A weight and its place in the network. Fields annotated `Dimension` are checked and become expressions."""
+    """A weight and its place in the network. Fields annotated `Dimension` are checked and become
+    expressions.
+    """
 
     standing: ClassVar[Standing] = "derived"
     remark: ClassVar[str] = ""
@@ -29,9 +33,13 @@ class Unit(ABC):
     initial: ClassVar[Initial] = "random"
     decays: ClassVar[bool] = True
     grows_both_ways: ClassVar[bool] = True
-    """Both dimensions grow with the model, which is what optimizers of whole matrices (Muon) are made for."""
+    """Both dimensions grow with the model, which is what optimizers of whole matrices (Muon) are
+    made for.
+    """
     thin_readout: ClassVar[bool] = False
-    """Few outputs read many aligned inputs, so the spectral norm is attained and sets the initial size."""
+    """Few outputs read many aligned inputs, so the spectral norm is attained and sets the initial
+    size.
+    """
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -45,15 +53,21 @@ class Unit(ABC):
         """(n_out, n_in) of the parameter; a dimension that does not grow counts as 1."""
 
     def reference(self) -> "Unit":
-        """The dense unit whose place this one takes; the unit itself unless it is stored smaller than it acts."""
+        """The dense unit whose place this one takes; the unit itself unless it is stored smaller
+        than it acts.
+        """
         return self
 
     def multiplier(self) -> Expr:
-        """Factor on the output in the forward pass, chosen so that the base values of a thin unit need no scaling."""
+        """Factor on the output in the forward pass, chosen so that the base values of a thin unit
+        need no scaling.
+        """
         return sympy.Integer(1)
 
     def token_share(self) -> Expr:
-        """Share of the tokens that reach the weight. Its mean gradient shrinks by it; `gradient_entry` includes it."""
+        """Share of the tokens that reach the weight. Its mean gradient shrinks by it;
+        `gradient_entry` includes it.
+        """
         return sympy.Integer(1)
 
     def gradient_entry(self) -> Expr:
@@ -71,7 +85,9 @@ class Unit(ABC):
         return {str(s) for value in values for s in getattr(value, "free_symbols", ())}
 
     def at(self, values: Mapping[str, int]) -> "Unit":
-        """The same unit with numbers put in for symbols; raises where the numbers do not fit together."""
+        """The same unit with numbers put in for symbols; raises where the numbers do not fit
+        together.
+        """
         known = {formulas.symbol(name): value for name, value in values.items()}
         changes = {}
         for field in dataclasses.fields(self):
@@ -89,13 +105,16 @@ class Unit(ABC):
             if field.default is dataclasses.MISSING:
                 shown.append(inline(value) if isinstance(value, sympy.Expr) else str(value))
             elif value != field.default:
-                shown.append(f"{field.name}={inline(value) if isinstance(value, sympy.Expr) else value}")
+                shown.append(
+                    f"{field.name}={inline(value) if isinstance(value, sympy.Expr) else value}"
+                )
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True)
 class Dense(Unit):
-    """A hidden matrix. `width` is the embedding width where that is not the fan-in (attention output, MLP down).
+    """A hidden matrix. `width` is the embedding width where that is not the fan-in (attention
+    output, MLP down).
 
     >>> print(Dense("4*n", "n"))
     Dense(4n, n)
@@ -146,7 +165,8 @@ class Readout(Unit):
 
 @dataclass(frozen=True)
 class KeyValue(Unit):
-    """Key or value projection whose heads are each used by r query heads: (inner/r × n), repeated r times.
+    """Key or value projection whose heads are each used by r query heads: (inner/r × n), repeated r
+    times.
 
     `inner` is heads × head_dim, n unless said otherwise.
 
@@ -168,7 +188,9 @@ class KeyValue(Unit):
         whole, parts = cast(Expr, self.inner), self.r
         if whole.is_Integer and parts.is_Integer and whole % parts:
             few = ", ".join(str(d) for d in list(sympy.divisors(whole))[:6])
-            message = f"r={parts} does not divide heads × head_dim = {whole}. Choose a divisor: {few}, …"
+            message = (
+                f"r={parts} does not divide heads × head_dim = {whole}. Choose a divisor: {few}, …"
+            )
             raise DimensionError(message)
 
     def shape(self) -> tuple[Expr, Expr]:
@@ -182,8 +204,9 @@ class KeyValue(Unit):
         return Dense(self.inner, self.n)
 
     def gradient_norm(self) -> Expr:
-        # Each shared head sums the gradients of r query heads; taken as independent they add √r, which makes up
-        # for the √r that the smaller matrix lacks. Not in the paper: the one extrapolated step under SGD.
+        # Each shared head sums the gradients of r query heads; taken as independent they add √r,
+        # which makes up for the √r that the smaller matrix lacks. Not in the paper: the one
+        # extrapolated step under SGD.
         return self.reference().gradient_norm()
 
 
@@ -191,8 +214,8 @@ class KeyValue(Unit):
 class Residual(Unit):
     """A weight inside a residual branch, x + β·branch(x), of a network with L blocks.
 
-    `output=True` for the branch's last matrix (attention output, MLP down), which carries β; False for the others,
-    which only feel it through their gradient.
+    `output=True` for the branch's last matrix (attention output, MLP down), which carries β; False
+    for the others, which only feel it through their gradient.
     """
 
     branch: Unit
@@ -203,7 +226,9 @@ class Residual(Unit):
         super().__post_init__()
         if isinstance(self.branch, Residual | Fused):
             kind = type(self.branch).__name__
-            raise OptionError(f"Residual({kind}(…)) is not a unit. Put Residual inside: {kind}(Residual(…), …).")
+            raise OptionError(
+                f"Residual({kind}(…)) is not a unit. Put Residual inside: {kind}(Residual(…), …)."
+            )
 
     @property
     def standing(self) -> Standing:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -228,7 +253,9 @@ class Vector(Unit):
     initial: ClassVar[Initial] = "constant"
     decays: ClassVar[bool] = False
     grows_both_ways: ClassVar[bool] = False
-    remark: ClassVar[str] = "gains and biases are not decayed (Dey et al. 2025); Adam and its like keep their base rate"
+    remark: ClassVar[str] = (
+        "gains and biases are not decayed (Dey et al. 2025); Adam and its like keep their base rate"
+    )
 
     def shape(self) -> tuple[Expr, Expr]:
         return self.n, sympy.Integer(1)
@@ -239,7 +266,9 @@ class Vector(Unit):
 
 @dataclass(frozen=True)
 class Fused(Unit):
-    """One matrix that holds the rows of q, k and v. Rows of k and v get a multiplier of their own."""
+    """One matrix that holds the rows of q, k and v. Rows of k and v get a multiplier of their
+    own.
+    """
 
     q: Unit
     k: Unit
@@ -255,7 +284,9 @@ class Fused(Unit):
 
 @dataclass(frozen=True)
 class LowRank(Dense):
-    """One factor of a low-rank projection, as in multi-head latent attention: down (rank × n) or up (n × rank)."""
+    """One factor of a low-rank projection, as in multi-head latent attention: down (rank × n) or up
+    (n × rank).
+    """
 
     standing: ClassVar[Standing] = "extrapolated"
     remark: ClassVar[str] = (
@@ -266,17 +297,28 @@ class LowRank(Dense):
 
 @dataclass(frozen=True)
 class Expert(Dense):
-    """A matrix of one expert of a mixture, which sees the share `active` of the tokens (active experts / experts)."""
+    """A matrix of one expert of a mixture, which sees the share `active` of the tokens (active
+    experts / experts).
+    """
 
     active: Expr = 1
     standing: ClassVar[Standing] = "extrapolated"
-    remark: ClassVar[str] = "an expert is taken as dense in its own fans; its mean gradient shrinks with its tokens"
+    remark: ClassVar[str] = (
+        "an expert is taken as dense in its own fans; its mean gradient shrinks with its tokens"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        share = formulas.parse(self.active) if isinstance(self.active, str) else sympy.nsimplify(self.active)
+        share = (
+            formulas.parse(self.active)
+            if isinstance(self.active, str)
+            else sympy.nsimplify(self.active)
+        )
         if share.is_number and not 0 < share <= 1:
-            raise OptionError(f"active={self.active} is not a share of the tokens. Give active / all experts, say 2/8.")
+            raise OptionError(
+                f"active={self.active} is not a share of the tokens. Give active / all experts, "
+                "say 2/8."
+            )
         object.__setattr__(self, "active", share)
 
     def token_share(self) -> Expr:
@@ -288,21 +330,29 @@ class Expert(Dense):
 
 @dataclass(frozen=True)
 class Router(Readout):
-    """The matrix that scores the experts: n features to a fixed number of scores, treated as a readout."""
+    """The matrix that scores the experts: n features to a fixed number of scores, treated as a
+    readout.
+    """
 
     standing: ClassVar[Standing] = "extrapolated"
-    remark: ClassVar[str] = "a router is taken as a readout: a fixed number of scores from n aligned features"
+    remark: ClassVar[str] = (
+        "a router is taken as a readout: a fixed number of scores from n aligned features"
+    )
 
 
 @dataclass(frozen=True)
 class Adapter(Unit):
-    """A low-rank adapter (LoRA) of fixed rank: side "a" reads n features (rank × n), side "b" writes n (n × rank)."""
+    """A low-rank adapter (LoRA) of fixed rank: side "a" reads n features (rank × n), side "b"
+    writes n (n × rank).
+    """
 
     n: Dimension
     side: Literal["a", "b"]
     grows_both_ways: ClassVar[bool] = False
     standing: ClassVar[Standing] = "extrapolated"
-    remark: ClassVar[str] = "the rank is taken as fixed; a starts random, b at zero (compare LoRA+, Hayou et al. 2024)"
+    remark: ClassVar[str] = (
+        "the rank is taken as fixed; a starts random, b at zero (compare LoRA+, Hayou et al. 2024)"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

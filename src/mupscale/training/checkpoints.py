@@ -1,6 +1,7 @@
 """Checkpoints: safetensors and a manifest with its hash, written last. Nothing is unpickled.
 
-Two are kept. One that is not whole or not what its manifest says is set aside, and the one before it is used.
+Two are kept. One that is not whole or not what its manifest says is set aside, and the one before
+it is used.
 """
 
 import hashlib
@@ -41,14 +42,18 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         "values": checkpoint.values,
     }
     write_whole(folder / f"{name}.safetensors", content)
-    write_whole(folder / f"{name}.json", (json.dumps(manifest, indent=1, allow_nan=False) + "\n").encode())
+    write_whole(
+        folder / f"{name}.json", (json.dumps(manifest, indent=1, allow_nan=False) + "\n").encode()
+    )
     for old in _manifests(folder)[KEPT:]:
         old.unlink(missing_ok=True)
         old.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and what had to be set aside; None where there has never been one."""
+    """The newest checkpoint that is whole, and what had to be set aside; None where there has never
+    been one.
+    """
     remarks: list[str] = []
     for manifest in _manifests(folder):
         problem, checkpoint = _read(manifest)
@@ -57,7 +62,8 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         remarks.append(f"{manifest.name}: {problem}; set aside as {_set_aside(manifest)}")
     if remarks:
         raise StorageError(
-            f"no checkpoint in {folder} is whole: {'; '.join(remarks)}. Restore one from a copy, or remove the folder "
+            f"no checkpoint in {folder} is whole: {'; '.join(remarks)}. Restore one from a copy, "
+            "or remove the folder "
             "to begin anew."
         )
     return None, remarks
@@ -73,7 +79,10 @@ def _read(manifest: Path) -> tuple[str, Checkpoint | None]:
         content = manifest.with_suffix(".safetensors").read_bytes()
     except (OSError, ValueError) as error:
         return f"cannot be read ({error})", None
-    if len(content) != described["size"] or hashlib.sha256(content).hexdigest() != described["sha256"]:
+    if (
+        len(content) != described["size"]
+        or hashlib.sha256(content).hexdigest() != described["sha256"]
+    ):
         return "its tensors are not those that were written", None
     return "", Checkpoint(described["step"], safetensors.torch.load(content), described["values"])
 

@@ -83,7 +83,9 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One training run. `base` holds the dimensions in which the tuned base differs from the model."""
+    """One training run. `base` holds the dimensions in which the tuned base differs from the
+    model.
+    """
 
     model: GPTConfig
     base: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -99,7 +101,9 @@ class RunConfig:
         _check(self)
 
     def base_model(self) -> GPTConfig:
-        """The shape that was tuned: the model's with `base` put in. Heads follow a new width at the same size and r."""
+        """The shape that was tuned: the model's with `base` put in. Heads follow a new width at the
+        same size and r.
+        """
         return self.model.resized(**self.base)
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,7 +114,9 @@ class RunConfig:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":
-        """From the tables of a TOML file. `model` may name a configuration and change some of it."""
+        """From the tables of a TOML file. `model` may name a configuration and change some of
+        it.
+        """
         given = dict(values)
         settings.known("setting", given, [f.name for f in dataclasses.fields(RunConfig)])
         return RunConfig(
@@ -129,7 +135,9 @@ class RunConfig:
             table, _, key = dotted.rpartition(".")
             place = values.setdefault(table, {}) if table else values
             if not isinstance(place, dict):
-                raise OptionError(f"--{dotted}: {table} is {place!r} in {path}, and not a table of settings.")
+                raise OptionError(
+                    f"--{dotted}: {table} is {place!r} in {path}, and not a table of settings."
+                )
             cast(dict[str, Any], place)[key] = value
         return RunConfig.from_dict(values)
 
@@ -153,13 +161,16 @@ def _model(values: Any) -> GPTConfig:
     fields = [f.name for f in dataclasses.fields(GPTConfig)]
     settings.known("setting in model", table, ["name", *fields])
     hints = get_type_hints(GPTConfig)
-    checked = {key: settings.typed(f"model.{key}", value, hints[key]) for key, value in table.items()}
+    checked = {
+        key: settings.typed(f"model.{key}", value, hints[key]) for key, value in table.items()
+    }
     if named is not None:
         return dataclasses.replace(configuration(str(named)).model, **checked)
     missing = [name for name in ("width", "depth", "n_heads") if name not in checked]
     if missing:
         raise OptionError(
-            f'model: {", ".join(missing)} not given. Set them, or name a configuration: model.name = "cpu_64_r2" '
+            f"model: {', '.join(missing)} not given. Set them, or name a configuration: model.name "
+            '= "cpu_64_r2" '
             "(mupscale models lists them)."
         )
     return GPTConfig(**checked)
@@ -177,7 +188,11 @@ def rule_from(value: Any) -> Rule:
 
 def _base(value: Any) -> dict[str, int]:
     table = settings.table("base", value)
-    settings.known("setting in base", table, ["width", "depth", "n_heads", "n_kv_heads", "head_dim", "d_ff", "r"])
+    settings.known(
+        "setting in base",
+        table,
+        ["width", "depth", "n_heads", "n_kv_heads", "head_dim", "d_ff", "r"],
+    )
     return {key: settings.typed(f"base.{key}", number, int) for key, number in table.items()}
 
 
@@ -187,7 +202,9 @@ def _check(config: RunConfig) -> None:
     for name in ("lr", "weight_decay", "eps", "std", "clip", "adamw_lr"):
         value = numbers[name]
         least = "above" if name in ("eps", "std", "clip") else "at least"
-        if value is not None and (not math.isfinite(value) or value < 0 or (value == 0 and least == "above")):
+        if value is not None and (
+            not math.isfinite(value) or value < 0 or (value == 0 and least == "above")
+        ):
             raise OptionError(f"optimizer.{name} = {value} must be a finite number {least} 0.")
     if optimizer_named(config.optimizer.name).name not in RUNNABLE:
         raise UnknownNameError("optimizer for a run", config.optimizer.name, RUNNABLE)
@@ -211,7 +228,8 @@ def _check(config: RunConfig) -> None:
         raise OptionError(f"seed = {config.seed} must be at least 0.")
     if config.data.sequence > config.model.context and config.model.positions == "learned":
         raise DimensionError(
-            f"data.sequence = {config.data.sequence} is longer than model.context = {config.model.context}."
+            f"data.sequence = {config.data.sequence} is longer than model.context = "
+            f"{config.model.context}."
         )
     config.base_model()
 

@@ -75,16 +75,20 @@ def run(
     remark: Callable[[str], None] | None = None,
     preparing: Callable[[int], None] | None = None,
 ) -> RunRecord:
-    """Train, or go on where a run of the same config in this folder stopped; a finished one is read back.
+    """Train, or go on where a run of the same config in this folder stopped; a finished one is read
+    back.
 
-    `report` hears of progress, `remark` of what a reader should know (a resume, a checkpoint that was set aside), and
-    `preparing` of documents as they are made into tokens, where a corpus has to be prepared.
+    `report` hears of progress, `remark` of what a reader should know (a resume, a checkpoint that
+    was set aside), and `preparing` of documents as they are made into tokens, where a corpus has to
+    be prepared.
     """
     folder = Path(folder)
     finished = _finished(folder, config)
     if finished is not None:
         return finished
-    corpus = open_corpus(config.data.corpus, tokenizer=config.data.tokenizer, report=preparing or (lambda _: None))
+    corpus = open_corpus(
+        config.data.corpus, tokenizer=config.data.tokenizer, report=preparing or (lambda _: None)
+    )
     check_vocabulary(config, corpus)
     with joined(config.machine) as processes, _stoppable() as stop:
         training = _Training(config, folder, corpus, processes, stop, remark or (lambda _: None))
@@ -98,7 +102,8 @@ def _finished(folder: Path, config: RunConfig) -> RunRecord | None:
         changed = differences(RunConfig.load(settled, {}), config)
         if changed:
             raise OptionError(
-                f"{folder} holds a run of another config ({'; '.join(changed)}). Choose another folder, or the "
+                f"{folder} holds a run of another config ({'; '.join(changed)}). Choose another "
+                "folder, or the "
                 "settings that it was begun with."
             )
     path = folder / "record.json"
@@ -112,7 +117,9 @@ def _has_begun(folder: Path) -> bool:
 
 @contextmanager
 def _stoppable() -> Generator[Callable[[], int]]:
-    """Ctrl-C and SIGTERM wait for the step to end; the function yielded says which has come, or 0."""
+    """Ctrl-C and SIGTERM wait for the step to end; the function yielded says which has come, or
+    0.
+    """
     received: list[int] = []
     try:
         before = {
@@ -144,15 +151,21 @@ class _Training:
         self.processes, self.stop, self.remark = processes, stop, remark
         self.lengths: Lengths = lengths(config)
         sequence = config.data.sequence
-        self.batches = Batches(self.corpus, batch=self.lengths.batch, sequence=sequence, seed=config.seed)
+        self.batches = Batches(
+            self.corpus, batch=self.lengths.batch, sequence=sequence, seed=config.seed
+        )
         rows = min(self.lengths.batch, 16)
-        self.validation = validation_batches(self.corpus, rows, sequence, config.record.eval_batches)
+        self.validation = validation_batches(
+            self.corpus, rows, sequence, config.record.eval_batches
+        )
         self.plan: Plan = plan_for(config)
         self._settle()
         model = shared(on_meta(config.model), config.machine, processes)
         self.plan.initialize_(model, std=config.optimizer.std, seed=config.seed)
         self.model: nn.Module = model
-        self.forward: Callable[..., Tensor] = torch.compile(model) if config.machine.compile else model
+        self.forward: Callable[..., Tensor] = (
+            torch.compile(model) if config.machine.compile else model
+        )
         self.optimizers: list[Optimizer] = optimizers(self.plan, model, config.optimizer)
         self.schedule = Cosine(self.lengths.steps, self.lengths.warmup, config.length.floor)
         self.step, self.first_loss = 0, math.nan
@@ -179,10 +192,14 @@ class _Training:
 
     def run(self, report: Report) -> RunRecord:
         board = Board(self.folder / "tensorboard", self.step) if self._wants_board() else None
-        metrics = Metrics(self.folder / "metrics.jsonl", self.step) if self.processes.first else None
+        metrics = (
+            Metrics(self.folder / "metrics.jsonl", self.step) if self.processes.first else None
+        )
         try:
             for row in self._rows(report):
-                if metrics is not None and (self._is_due(self.config.record.log_every) or len(row) > 2):
+                if metrics is not None and (
+                    self._is_due(self.config.record.log_every) or len(row) > 2
+                ):
                     metrics.append(row)
                 if board is not None:
                     board.add(row)
@@ -217,7 +234,11 @@ class _Training:
             if self._is_due(self.config.record.eval_every) or self.step == self.lengths.steps:
                 row["validation_loss"] = _finite(self._evaluate())
             tokens = self.lengths.batch * self.config.data.sequence
-            report(Progress(self.step, self.lengths.steps, loss, tokens / (time.perf_counter() - began)))
+            report(
+                Progress(
+                    self.step, self.lengths.steps, loss, tokens / (time.perf_counter() - began)
+                )
+            )
             yield row
 
     def _is_due(self, every: int | None) -> bool:
@@ -248,7 +269,9 @@ class _Training:
     def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         device = self.processes.device
         with self._precision():
-            return self.forward(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True))
+            return self.forward(
+                inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+            )
 
     def _precision(self) -> Any:
         if self.config.machine.precision == "float32":
@@ -257,7 +280,8 @@ class _Training:
 
     @torch.no_grad()
     def _evaluate(self) -> float:
-        """The mean over the fixed windows; every rank does all of them, so that the number is the same.
+        """The mean over the fixed windows; every rank does all of them, so that the number is the
+        same.
 
         No more at once than a rank trains on at once: memory was made to hold that.
         """
@@ -265,7 +289,9 @@ class _Training:
         total = torch.zeros((), dtype=torch.float64, device=self.processes.device)
         for batch in self.validation:
             parts = zip(batch.inputs.split(rows), batch.targets.split(rows), strict=True)
-            total += sum(self._forward(*part).double() * (len(part[0]) / len(batch.inputs)) for part in parts)
+            total += sum(
+                self._forward(*part).double() * (len(part[0]) / len(batch.inputs)) for part in parts
+            )
         return (total / len(self.validation)).item()
 
     def _save(self, metrics: Metrics | None) -> None:
@@ -274,7 +300,9 @@ class _Training:
         if metrics is not None:
             metrics.sync()
             values = {"first_loss": self.first_loss}
-            checkpoints.save(self.folder / "checkpoint", checkpoints.Checkpoint(self.step, tensors, values))
+            checkpoints.save(
+                self.folder / "checkpoint", checkpoints.Checkpoint(self.step, tensors, values)
+            )
         self.processes.wait()
 
     def _record(self, metrics: Metrics | None) -> RunRecord:
@@ -296,7 +324,9 @@ class _Training:
             config=self.config.to_dict(),
         )
         if self.processes.first:
-            write_whole(self.folder / "record.json", (json.dumps(asdict(record), indent=1) + "\n").encode())
+            write_whole(
+                self.folder / "record.json", (json.dumps(asdict(record), indent=1) + "\n").encode()
+            )
         return record
 
 

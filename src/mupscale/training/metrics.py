@@ -1,4 +1,6 @@
-"""Metrics as JSON lines that only grow: repaired before anything is appended, cut back to a checkpoint on resume."""
+"""Metrics as JSON lines that only grow: repaired before anything is appended, cut back to a
+checkpoint on resume.
+"""
 
 import json
 import os
@@ -26,7 +28,9 @@ class Metrics:
             self._file.write(_line(row))
             self._file.flush()
         except OSError as error:
-            raise StorageError(f"could not write {self.path}: {error.strerror or error}. Free some room.") from error
+            raise StorageError(
+                f"could not write {self.path}: {error.strerror or error}. Free some room."
+            ) from error
 
     def sync(self) -> None:
         """On disk before a checkpoint says that it is."""

@@ -11,7 +11,14 @@ from torch.optim import Optimizer
 
 from mupscale.data import Corpus
 from mupscale.errors import DimensionError
-from mupscale.models import GPT, SEQUENCE_TOKENS, GPTConfig, batch_sequences, parameter_counts, warmup_iterations
+from mupscale.models import (
+    GPT,
+    SEQUENCE_TOKENS,
+    GPTConfig,
+    batch_sequences,
+    parameter_counts,
+    warmup_iterations,
+)
 from mupscale.optim import Lion, Muon
 from mupscale.planning import Plan, plan
 from mupscale.training.config import Optimizing, RunConfig
@@ -32,13 +39,23 @@ def lengths(config: RunConfig) -> Lengths:
     """Steps, batch and warmup in numbers."""
     sequence, asked = config.data.sequence, config.length
     parameters = parameter_counts(config.model).non_embedding
-    tokens = None if asked.tokens_per_parameter is None else round(asked.tokens_per_parameter * parameters)
+    tokens = (
+        None
+        if asked.tokens_per_parameter is None
+        else round(asked.tokens_per_parameter * parameters)
+    )
     batch = asked.batch
     if batch is None:
         if tokens is None:
-            raise DimensionError("length.batch is not given, and its rule needs length.tokens_per_parameter.")
+            raise DimensionError(
+                "length.batch is not given, and its rule needs length.tokens_per_parameter."
+            )
         batch = max(1, batch_sequences(tokens, asked.batch_rule) * SEQUENCE_TOKENS // sequence)
-    steps = asked.steps if asked.steps is not None else max(1, round((tokens or 0) / (batch * sequence)))
+    steps = (
+        asked.steps
+        if asked.steps is not None
+        else max(1, round((tokens or 0) / (batch * sequence)))
+    )
     warmup = asked.warmup if asked.warmup is not None else warmup_iterations(steps, batch, sequence)
     return Lengths(steps, batch, warmup, steps * batch * sequence)
 
@@ -64,7 +81,8 @@ def plan_for(config: RunConfig) -> Plan:
 def check_vocabulary(config: RunConfig, corpus: Corpus) -> None:
     if corpus.vocabulary > config.model.vocabulary:
         raise DimensionError(
-            f"{corpus.name} has a vocabulary of {corpus.vocabulary}, and the model one of {config.model.vocabulary}. "
+            f"{corpus.name} has a vocabulary of {corpus.vocabulary}, and the model one of "
+            f"{config.model.vocabulary}. "
             f"Set model.vocabulary to at least {corpus.vocabulary}."
         )
 
@@ -117,4 +135,6 @@ def load_optimizer_state_(steppers: list[Optimizer], saved: Mapping[str, Tensor]
             for name, parameter in zip(group["param_names"], group["params"], strict=True):
                 fields = by_parameter.get(name, {})
                 if fields:
-                    optimizer.state[parameter] = {key: like(parameter, value) for key, value in fields.items()}
+                    optimizer.state[parameter] = {
+                        key: like(parameter, value) for key, value in fields.items()
+                    }

@@ -1,4 +1,6 @@
-"""One process or many: which rank this is, how a model is shared, and how its tensors come together again."""
+"""One process or many: which rank this is, how a model is shared, and how its tensors come together
+again.
+"""
 
 import os
 from collections.abc import Generator
@@ -37,7 +39,9 @@ class Processes:
         return value
 
     def agreed(self, number: int) -> int:
-        """The largest number that any rank has, so that all do the same: a signal may reach some a step later."""
+        """The largest number that any rank has, so that all do the same: a signal may reach some a
+        step later.
+        """
         if self.ranks == 1:
             return number
         largest = torch.tensor(number, device=self.device)
@@ -55,12 +59,17 @@ def joined(machine: Machine) -> Generator[Processes]:
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = _device(machine.device)
     if ranks > 1 and machine.shard == "none":
-        raise OptionError(f"{ranks} processes and machine.shard = none: choose ddp or fsdp (--shard ddp).")
+        raise OptionError(
+            f"{ranks} processes and machine.shard = none: choose ddp or fsdp (--shard ddp)."
+        )
     if machine.shard == "none":
         yield Processes(0, 1, device)
         return
     if "WORLD_SIZE" not in os.environ:
-        raise OptionError(f"machine.shard = {machine.shard} needs processes: start with torchrun -m mupscale train ….")
+        raise OptionError(
+            f"machine.shard = {machine.shard} needs processes: start with torchrun -m mupscale "
+            "train …."
+        )
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(rank, ranks, device)
@@ -86,7 +95,8 @@ def shared(model: GPT, machine: Machine, processes: Processes) -> nn.Module:
         fully_shard(model)
     model.to_empty(device=processes.device)
     if machine.shard == "ddp":
-        # Every rank draws the same weights, so there is nothing to broadcast but what DDP does anyway.
+        # Every rank draws the same weights, so there is nothing to broadcast but what DDP does
+        # anyway.
         return DistributedDataParallel(model)
     return model
 
@@ -118,5 +128,9 @@ def _share(tensor: Tensor, value: Tensor) -> Tensor:
     """The share of a whole value that is this rank's. Nothing is sent: every rank has the whole."""
     if not isinstance(tensor, DTensor):
         return value
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return value[tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))]
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return value[
+        tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
+    ]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cosine:
-    """A factor on each group's initial rate: up to 1 over `warmup` steps, then down to `floor` at the last step.
+    """A factor on each group's initial rate: up to 1 over `warmup` steps, then down to `floor` at
+    the last step.
 
     >>> schedule = Cosine(steps=100, warmup=10, floor=0.1)
     >>> [round(schedule.at(step), 3) for step in (0, 9, 10, 55, 99)]

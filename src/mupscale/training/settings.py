@@ -1,4 +1,6 @@
-"""Settings from TOML into frozen values: unknown keys and wrong types are errors that name the key."""
+"""Settings from TOML into frozen values: unknown keys and wrong types are errors that name the
+key.
+"""
 
 import dataclasses
 import tomllib
@@ -13,7 +15,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(f"{path}: {error.strerror or error}. Name a TOML file that holds the config.") from error
+        raise OptionError(
+            f"{path}: {error.strerror or error}. Name a TOML file that holds the config."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is not TOML: {error}.") from error
 
@@ -28,7 +32,9 @@ def section(name: str, kind: type[Any], value: Any) -> Any:
 
 def table(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise OptionError(f"{name} = {value!r} is not a table. Write [{name}] and its settings below.")
+        raise OptionError(
+            f"{name} = {value!r} is not a table. Write [{name}] and its settings below."
+        )
     return dict(cast(Mapping[str, Any], value))
 
 
@@ -41,7 +47,9 @@ def known(kind: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
 
 def typed(name: str, value: Any, hint: Any) -> Any:
     """The value as its type has it: whole numbers also serve as numbers, lists as pairs."""
-    kinds = get_args(hint) if get_origin(hint) is not None and type(None) in get_args(hint) else (hint,)
+    kinds = (
+        get_args(hint) if get_origin(hint) is not None and type(None) in get_args(hint) else (hint,)
+    )
     for kind in kinds:
         if kind is type(None) and value is None:
             return None
@@ -55,5 +63,7 @@ def typed(name: str, value: Any, hint: Any) -> Any:
             return tuple(float(item) for item in cast(list[float], value))
         if isinstance(kind, type) and type(value) is kind:
             return value
-    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None))
+    wanted = " or ".join(
+        getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None)
+    )
     raise OptionError(f"{name} = {value!r} is of type {type(value).__name__}; expected {wanted}.")

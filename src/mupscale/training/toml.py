@@ -1,4 +1,6 @@
-"""TOML out: tables of plain values, which is all that a config holds. (Python reads TOML, and does not write it.)"""
+"""TOML out: tables of plain values, which is all that a config holds. (Python reads TOML, and does
+not write it.)
+"""
 
 import json
 import math
@@ -8,7 +10,8 @@ from typing import Any, cast
 
 
 def dumps(values: Mapping[str, Any]) -> str:
-    """Plain values first, then one table for each mapping, those inside of it included; None is left out.
+    """Plain values first, then one table for each mapping, those inside of it included; None is
+    left out.
 
     >>> print(dumps({"seed": 0, "reading": {"ignore": ["scale"], "roles": {"*.alpha.weight": "query"}}}), end="")
     seed = 0
@@ -23,9 +26,15 @@ def dumps(values: Mapping[str, Any]) -> str:
 
 
 def _sections(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    """The lines of a table, then those of the tables in it. A table that holds only tables needs no head."""
+    """The lines of a table, then those of the tables in it. A table that holds only tables needs no
+    head.
+    """
     lines = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if _is_plain(value)]
-    tables = {name: cast(Mapping[str, Any], one) for name, one in values.items() if isinstance(one, Mapping)}
+    tables = {
+        name: cast(Mapping[str, Any], one)
+        for name, one in values.items()
+        if isinstance(one, Mapping)
+    }
     head = [f"[{'.'.join(map(_key, path))}]"] if path and (lines or not tables) else []
     if head or lines:
         yield "\n".join([*head, *lines])
@@ -42,7 +51,9 @@ def _key(key: str) -> str:
 
 
 def _text(text: str) -> str:
-    """As JSON writes it, with two exceptions: TOML has no escape for half a character, and wants one for DEL."""
+    """As JSON writes it, with two exceptions: TOML has no escape for half a character, and wants
+    one for DEL.
+    """
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -53,7 +64,11 @@ def _value(value: Any) -> str:
         return _text(value)
     if isinstance(value, Mapping):
         items = cast(Mapping[str, Any], value).items()
-        return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in items if item is not None) + "}"
+        return (
+            "{"
+            + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in items if item is not None)
+            + "}"
+        )
     if isinstance(value, Sequence):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, float):

@@ -1,4 +1,6 @@
-"""The page in a real browser: it draws, sorts, filters, prints, is accessible, and asks nobody for anything."""
+"""The page in a real browser: it draws, sorts, filters, prints, is accessible, and asks nobody for
+anything.
+"""
 
 import dataclasses
 import itertools
@@ -37,7 +39,9 @@ def folder(tmp_path_factory) -> Path:
 def visit(browser, folder) -> Iterator:
     contexts = []
 
-    def open_page(name: str, *, width: int = 1440, made: PageData | None = None, **options) -> Visit:
+    def open_page(
+        name: str, *, width: int = 1440, made: PageData | None = None, **options
+    ) -> Visit:
         path = folder / f"{name}.html"
         if made is not None or not path.exists():
             path.write_bytes(study_page(made or PAGES[name]()).encode(errors="replace"))
@@ -47,7 +51,10 @@ def visit(browser, folder) -> Iterator:
         found = Visit(page)
         page.on("console", lambda said: found.faults.append(f"console {said.type}: {said.text}"))
         page.on("pageerror", lambda error: found.faults.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (found.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "dialog",
+            lambda dialog: (found.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+        )
         page.on("requestfailed", lambda request: found.faults.append(f"failed: {request.url}"))
         page.on("request", lambda request: _outside(request, path, found))
         page.goto(path.as_uri())
@@ -72,12 +79,16 @@ def draw_all(page) -> int:
 
 
 def column(page, key: str) -> list[str]:
-    place = [heading.get_attribute("data-key") for heading in page.locator("#trial-table th").all()].index(key)
+    place = [
+        heading.get_attribute("data-key") for heading in page.locator("#trial-table th").all()
+    ].index(key)
     return page.locator(f"#trial-table tbody td:nth-child({place + 1})").all_inner_texts()
 
 
 @pytest.mark.parametrize("width", [375, 1440])
-@pytest.mark.parametrize(("name", "charts"), [("recorded", 3), ("surfaces", 2 + 2 * 4), ("empty", 0)])
+@pytest.mark.parametrize(
+    ("name", "charts"), [("recorded", 3), ("surfaces", 2 + 2 * 4), ("empty", 0)]
+)
 def test_it_opens_draws_all_and_asks_nobody(visit, name, charts, width):
     found = visit(name, width=width)
     assert draw_all(found.page) == charts
@@ -89,7 +100,9 @@ def test_it_opens_draws_all_and_asks_nobody(visit, name, charts, width):
     assert found.faults == []
 
 
-@pytest.mark.parametrize(("name", "scheme"), [("recorded", "light"), ("recorded", "dark"), ("surfaces", "dark")])
+@pytest.mark.parametrize(
+    ("name", "scheme"), [("recorded", "light"), ("recorded", "dark"), ("surfaces", "dark")]
+)
 def test_it_has_no_serious_fault_of_accessibility(visit, name, scheme):
     from axe_playwright_python.sync_playwright import Axe
 
@@ -110,7 +123,12 @@ def test_it_has_no_serious_fault_of_accessibility(visit, name, scheme):
 
 def test_headings_are_in_order_and_the_skip_link_comes_first(visit):
     page = visit("recorded").page
-    levels = [int(tag[1]) for tag in page.eval_on_selector_all("h1,h2,h3,h4", "found => found.map(one => one.tagName)")]
+    levels = [
+        int(tag[1])
+        for tag in page.eval_on_selector_all(
+            "h1,h2,h3,h4", "found => found.map(one => one.tagName)"
+        )
+    ]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
@@ -120,7 +138,9 @@ def test_headings_are_in_order_and_the_skip_link_comes_first(visit):
 
 def test_every_chart_has_words_and_a_table(visit):
     page = visit("surfaces").page
-    assert all(len(chart.get_attribute("aria-label")) > 20 for chart in page.locator(".chart").all())
+    assert all(
+        len(chart.get_attribute("aria-label")) > 20 for chart in page.locator(".chart").all()
+    )
     assert page.locator("details.chart-data table").count() == 3
 
 
@@ -157,7 +177,12 @@ def test_pointing_at_a_run_says_what_it_is(visit):
     found = visit("recorded")
     page = found.page
     draw_all(page)
-    point = page.locator(".chart >> nth=0").locator(".scatterlayer .trace").first.locator(".points path").nth(20)
+    point = (
+        page.locator(".chart >> nth=0")
+        .locator(".scatterlayer .trace")
+        .first.locator(".points path")
+        .nth(20)
+    )
     box = point.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     said = page.locator(".chart >> nth=0").locator(".hoverlayer .hovertext")
@@ -237,7 +262,9 @@ def test_hostile_names_stay_text(visit, width):
     assert page.locator("img, iframe, object, embed, link, base, form").count() == 0
     assert page.locator("script").count() == 3
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert page.evaluate("document.querySelector('.chart').data[0].meta").startswith("&lt;/script&gt;")
+    assert page.evaluate("document.querySelector('.chart').data[0].meta").startswith(
+        "&lt;/script&gt;"
+    )
     page.locator("#trial-search").fill("onerror")
     assert page.locator("#trial-table tbody tr").count() > 0
     assert found.faults == []
@@ -270,10 +297,14 @@ def test_a_watched_page_follows_the_file_keeps_its_place_and_stops_with_the_stud
     page.get_by_text("15 of 20 trials have ended.").wait_for(state="attached")
     page.wait_for_function("Math.abs(window.scrollY - 700) < 2")
     assert (
-        page.locator("#trial-selects select[data-key=rule]").evaluate("select => select.selectedOptions[0].text")
+        page.locator("#trial-selects select[data-key=rule]").evaluate(
+            "select => select.selectedOptions[0].text"
+        )
         == "mup"
     )
-    final = dataclasses.replace(going, progress=Progress(ended=20, expected=20), refresh_seconds=None)
+    final = dataclasses.replace(
+        going, progress=Progress(ended=20, expected=20), refresh_seconds=None
+    )
     (folder / "watched.html").write_text(study_page(final), encoding="utf-8")
     page.get_by_text("all 20 trials have ended.").wait_for(state="attached")
     page.evaluate("window.stays = true")

@@ -76,7 +76,9 @@ def test_every_claim_stands_beside_its_interval_runs_and_seeds():
 
 def test_better_is_said_only_where_a_comparison_says_it():
     data = page_of(curves())
-    apart = Comparison("loss at the optimum", "nats", "sp", "mup", Estimate(-0.1, -0.2, -0.05), "sp")
+    apart = Comparison(
+        "loss at the optimum", "nats", "sp", "mup", Estimate(-0.1, -0.2, -0.05), "sp"
+    )
     unknown = Comparison("drift", "octaves", "sp", "mup", Estimate(-0.1, -0.2, 0.1), None)
     for comparisons, expected in ([[apart, unknown], 1], [[unknown], 0], [[], 0]):
         analysis = dataclasses.replace(data.analysis, comparisons=tuple(comparisons))
@@ -94,7 +96,10 @@ def diverged_only():
 
 
 def failed_only():
-    trials = [studies.trial(run, n, status="failed", loss=None, error="no") for n, run in enumerate(curves())]
+    trials = [
+        studies.trial(run, n, status="failed", loss=None, error="no")
+        for n, run in enumerate(curves())
+    ]
     return page_of([], trials=trials)
 
 
@@ -103,7 +108,10 @@ def failed_only():
     [
         (lambda: page_of([]), "No trial has ended yet"),
         (lambda: page_of(curves()[:1]), "No optimum is known yet. The lowest loss"),
-        (diverged_only, "Not one of 216 trials finished (216 diverged, 0 failed): nothing is recommended"),
+        (
+            diverged_only,
+            "Not one of 216 trials finished (216 diverged, 0 failed): nothing is recommended",
+        ),
         (failed_only, "Not one of 216 trials finished (0 diverged, 216 failed)"),
         (lambda: page_of(curves(seeds=1)), "best rate"),
         (lambda: page_of(curves()[:40]), "loss"),
@@ -148,18 +156,28 @@ def test_the_curves_are_the_means_over_seeds():
         for line in panel["lines"]
         for x, mean in zip(line["x"], line["mean"], strict=True)
     }
-    assert drawn == pytest.approx({key: np.mean(losses) for key, losses in expected.items()}, abs=1e-6)
+    assert drawn == pytest.approx(
+        {key: np.mean(losses) for key, losses in expected.items()}, abs=1e-6
+    )
 
 
 def test_the_cells_of_a_map_fill_its_box_and_no_more():
-    """Of the map over what was searched; that over τ shows the part that was searched, which leans."""
+    """Of the map over what was searched; that over τ shows the part that was searched, which
+    leans.
+    """
     runs = surfaces()
     for figure in map_figures(page_of(runs).analysis, runs):
         (left, right), (bottom, top) = figure["box"]
         assert len(figure["panels"]) == 4
         for panel in figure["panels"]:
-            filled = sum(_area(polygon) for polygon in panel["polygons"]) / ((right - left) * (top - bottom))
-            assert filled == pytest.approx(1, rel=1e-3) if not figure["derived"] else 0.3 < filled < 0.95
+            filled = sum(_area(polygon) for polygon in panel["polygons"]) / (
+                (right - left) * (top - bottom)
+            )
+            assert (
+                filled == pytest.approx(1, rel=1e-3)
+                if not figure["derived"]
+                else 0.3 < filled < 0.95
+            )
 
 
 def _area(polygon: list[list[float]]) -> float:
@@ -172,9 +190,14 @@ def test_the_second_map_is_the_first_in_the_time_scale_of_decay():
     decay, tau = map_figures(page_of(runs).analysis, runs)
     assert (decay["second"], tau["second"]) == ("weight_decay", "tau_epoch")
     for first, second in zip(decay["panels"], tau["panels"], strict=True):
-        expected = [math.log2(tau_epoch(2**x, 2**y, 200)) for x, y in zip(first["x"], first["y"], strict=True)]
+        expected = [
+            math.log2(tau_epoch(2**x, 2**y, 200))
+            for x, y in zip(first["x"], first["y"], strict=True)
+        ]
         assert second["y"] == pytest.approx(expected, abs=1e-3)
-        assert second["optimum"][1] == pytest.approx(-sum(first["optimum"]) - math.log2(200), abs=0.4)
+        assert second["optimum"][1] == pytest.approx(
+            -sum(first["optimum"]) - math.log2(200), abs=0.4
+        )
 
 
 def test_the_optimum_of_a_known_surface_is_marked_where_it_is():
@@ -193,7 +216,9 @@ def test_the_table_of_trials_holds_every_trial():
     trials = recorded().trials
     columns = {column["key"]: column for column in trial_columns(trials)}
     read = {
-        key: [column["words"][value] for value in column["values"]] if "words" in column else column["values"]
+        key: [column["words"][value] for value in column["values"]]
+        if "words" in column
+        else column["values"]
         for key, column in columns.items()
     }
     assert read["rule"] == [trial["rule"] for trial in trials]

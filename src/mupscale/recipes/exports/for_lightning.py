@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
 
 _USE = (
-    "It needs torch and lightning. Save it as recipe.py; then, with batches of BATCH sequences over all devices and "
+    "It needs torch and lightning. Save it as recipe.py; then, with batches of BATCH sequences "
+    "over all devices and "
     "accumulate_grad_batches together,",
     "    initialize_(model, seed=0); trainer(devices=8).fit(Training(model), batches)",
 )
@@ -42,7 +43,8 @@ def trainer(**others: Any) -> lightning.Trainer:
 '''
 
 
-# Lightning makes the gradients inside of the optimizer's step, where a hook before the step does not see them.
+# Lightning makes the gradients inside of the optimizer's step, where a hook before the step does
+# not see them.
 _CLIP = """    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
         clip_(self.model)
 
@@ -52,4 +54,6 @@ _CLIP = """    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None
 def export(recipe: Recipe) -> str:
     """A module with a `LightningModule`."""
     body = _BODY.replace("{clip}", _CLIP if recipe.told.clip else "")
-    return module(recipe, "lightning", use=_USE, imports=["import lightning"], body=body, clip_in_step=False)
+    return module(
+        recipe, "lightning", use=_USE, imports=["import lightning"], body=body, clip_in_step=False
+    )

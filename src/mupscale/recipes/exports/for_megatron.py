@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from mupscale.recipes.rows import Row
 
 _USE = (
-    "For Megatron-LM with megatron-core 0.16. Save it as recipe.py; `python recipe.py` prints the flags. Flags alone "
+    "For Megatron-LM with megatron-core 0.16. Save it as recipe.py; `python recipe.py` prints the "
+    "flags. Flags alone "
     "reach the matrices of --lr; the rest needs two calls in your pretraining script:",
     "    megatron.training.training.get_standard_config_overrides = recipe.config_overrides",
     "    recipe.rescale_(model)  # in the model provider, after GPTModel(...)",
@@ -61,10 +62,18 @@ def export(recipe: Recipe) -> str:
     """A module with flags, overrides and factors on Megatron's initial weights."""
     refuse_inexact(recipe, "megatron")
     if optimizer_class(recipe) != "AdamW":
-        raise OptionError(f"the export megatron is for AdamW, and the study trained with {recipe.plan.optimizer}.")
+        raise OptionError(
+            f"the export megatron is for AdamW, and the study trained with {recipe.plan.optimizer}."
+        )
     rows = llama_like(recipe, "megatron")
     parts = [
-        "\n\n".join([docstring(recipe, [*_USE, *_lost(recipe, rows)]), _IMPORTS.strip(), _arguments(recipe, rows)]),
+        "\n\n".join(
+            [
+                docstring(recipe, [*_USE, *_lost(recipe, rows)]),
+                _IMPORTS.strip(),
+                _arguments(recipe, rows),
+            ]
+        ),
         _groups(recipe, rows["q_proj"]),
         _factors(recipe, rows),
         _FUNCTIONS,
@@ -79,15 +88,19 @@ def _lost(recipe: Recipe, rows: Mapping[str, Row]) -> list[str]:
     found: list[str] = []
     if query.lr != key.lr:
         found.append(
-            f"NOT EXPRESSED: keys and values should train at {key.lr:.4g} (weight decay {key.weight_decay:.4g}), "
-            f"{key.lr / query.lr:.4g} times the rate of queries. Megatron keeps the three in one tensor, linear_qkv, "
-            f"and groups hold whole tensors: all of it trains at {query.lr:.4g}, as under complete-p. A study that "
+            f"NOT EXPRESSED: keys and values should train at {key.lr:.4g} (weight decay "
+            f"{key.weight_decay:.4g}), "
+            f"{key.lr / query.lr:.4g} times the rate of queries. Megatron keeps the three in one "
+            "tensor, linear_qkv, "
+            f"and groups hold whole tensors: all of it trains at {query.lr:.4g}, as under "
+            "complete-p. A study that "
             "swept complete-p has a recipe that Megatron can follow: --rule complete-p."
         )
     found.append(
         "Gradient clipping is off: Megatron's norm would be that of folded weights."
         if not recipe.told.clip
-        else "NOT EXPRESSED: the recipe clips gradients by their norm on the base. Megatron's norm would be that of "
+        else "NOT EXPRESSED: the recipe clips gradients by their norm on the base. Megatron's norm "
+        "would be that of "
         "folded weights, so that clipping is off here."
     )
     return found
@@ -106,13 +119,23 @@ def _arguments(recipe: Recipe, rows: Mapping[str, Row]) -> str:
         "adam-eps": reference.eps, "clip-grad": 0.0, "init-method-std": reference.std,
         "embedding-init-method-std": rows["embed_tokens"].std,
     }  # fmt: skip
-    words = [*(f"--{name}={value}" for name, value in flags.items()), "--untie-embeddings-and-output-weights"]
-    lines = [f"FLOOR = {floor!r}", "ARGUMENTS = [", *(f"    {string(word)}," for word in words), "]"]
+    words = [
+        *(f"--{name}={value}" for name, value in flags.items()),
+        "--untie-embeddings-and-output-weights",
+    ]
+    lines = [
+        f"FLOOR = {floor!r}",
+        "ARGUMENTS = [",
+        *(f"    {string(word)}," for word in words),
+        "]",
+    ]
     return "\n".join(lines)
 
 
 def _groups(recipe: Recipe, reference: Row) -> str:
-    """All that differs from the flags, by value. A name that holds several parameters has the first one's."""
+    """All that differs from the flags, by value. A name that holds several parameters has the first
+    one's.
+    """
     merged: dict[tuple[float | None, ...], list[str]] = {}
     seen: set[str] = set()
     for row in recipe.rows:
@@ -124,7 +147,9 @@ def _groups(recipe: Recipe, reference: Row) -> str:
     lines = ["# What differs from the flags: names, and the values of their group.", "GROUPS = ["]
     for (lr, decay, eps), names in merged.items():
         wd = {"wd_mult": 0.0} if not decay else {"start_wd": decay, "end_wd": decay}
-        values = ", ".join(f'"{key}": {value!r}' for key, value in {"max_lr": lr, **wd, "eps": eps}.items())
+        values = ", ".join(
+            f'"{key}": {value!r}' for key, value in {"max_lr": lr, **wd, "eps": eps}.items()
+        )
         lines += ["    (", *_names(names), *_values(values), "    ),"]
     return "\n".join([*lines, "]"])
 
@@ -144,16 +169,30 @@ def _values(values: str) -> list[str]:
 
 
 def _factors(recipe: Recipe, rows: Mapping[str, Row]) -> str:
-    """Wanted over drawn: Megatron draws with --init-method-std, and with that over √(2 layers) what ends a branch."""
+    """Wanted over drawn: Megatron draws with --init-method-std, and with that over √(2 layers) what
+    ends a branch.
+    """
     drawn, ends = rows["q_proj"].std, math.sqrt(2 * recipe.shape.depth)
     assert drawn is not None
     lines: list[str] = []
     for name, row in rows.items():
-        if row.std is not None and name not in ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj"):
+        if row.std is not None and name not in (
+            "embed_tokens",
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "gate_proj",
+        ):
             factor = row.std / drawn * (ends if name in ("o_proj", "down_proj") else 1.0)
         else:
             factor = row.start if row.start is not None else 1.0
         if factor != 1:
-            lines += [f"    {string(other)}: {factor!r}," for other in LLAMA_LIKE[row.pattern].megatron]
+            lines += [
+                f"    {string(other)}: {factor!r}," for other in LLAMA_LIKE[row.pattern].megatron
+            ]
     title = "# On Megatron's initial weights."
-    return "\n".join([title, "FACTORS = {", *lines, "}"]) if lines else f"{title}\nFACTORS: dict[str, float] = {{}}"
+    return (
+        "\n".join([title, "FACTORS = {", *lines, "}"])
+        if lines
+        else f"{title}\nFACTORS: dict[str, float] = {{}}"
+    )

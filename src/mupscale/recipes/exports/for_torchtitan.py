@@ -6,7 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mupscale.recipes.exports.code import call, docstring, optimizer_class, raw_string, refuse_inexact
+from mupscale.recipes.exports.code import (
+    call,
+    docstring,
+    optimizer_class,
+    raw_string,
+    refuse_inexact,
+)
 from mupscale.recipes.exports.names import LLAMA_LIKE, llama_like
 from mupscale.targets.shapes import shape_name
 
@@ -23,15 +29,20 @@ REGISTERED = {
 """Shapes that torchtitan has a config for."""
 
 _USE = (
-    "A config of torchtitan 0.3.0. Save it as recipe.py where torchtitan is started, and add --module recipe --config "
+    "A config of torchtitan 0.3.0. Save it as recipe.py where torchtitan is started, and add "
+    "--module recipe --config "
     "recipe. Set training.local_batch_size to what fits a device.",
-    "Queries, keys and values are separate matrices here (fuse_qkv=False), since they may need different rates. The "
-    "cosine ends one step after the last, torchtitan's way. Clipping is off, since factors are folded into weights. "
-    "Not for pipeline parallelism: torchtitan refuses a pattern that one stage has no parameter for.",
+    "Queries, keys and values are separate matrices here (fuse_qkv=False), since they may need "
+    "different rates. The "
+    "cosine ends one step after the last, torchtitan's way. Clipping is off, since factors are "
+    "folded into weights. "
+    "Not for pipeline parallelism: torchtitan refuses a pattern that one stage has no parameter "
+    "for.",
 )
 
 _NOT_CLIPPED = (
-    "NOT EXPRESSED: the recipe clips gradients by their norm on the base. torchtitan's norm would be that of folded "
+    "NOT EXPRESSED: the recipe clips gradients by their norm on the base. torchtitan's norm would "
+    "be that of folded "
     "weights, so that clipping is off here."
 )
 
@@ -99,7 +110,11 @@ def export(recipe: Recipe) -> str:
     rows = llama_like(recipe, "torchtitan")
     known = REGISTERED.get(shape_name(recipe.target) or "")
     lost = (_NOT_CLIPPED,) if recipe.told.clip else ()
-    own = () if known else ("torchtitan has no config of this shape: pass one of your own to `applied`.",)
+    own = (
+        ()
+        if known
+        else ("torchtitan has no config of this shape: pass one of your own to `applied`.",)
+    )
     use = (*_USE, *lost, *own)
     parts = [
         "\n\n".join([docstring(recipe, use), _imports(known), f"BETAS = {recipe.betas!r}"]),
@@ -113,18 +128,23 @@ def export(recipe: Recipe) -> str:
 
 def _imports(known: tuple[str, str] | None) -> str:
     lines = [
-        "import math", "from functools import partial", "from typing import Any", "", "from torch import nn",
-        "from torchtitan.components.optimizer import (", "    LRSchedulersContainer,", "    OptimizersContainer,",
+        "import math", "from functools import partial", "from typing import Any", "", "from torch "
+                                                                                      "import nn",
+        "from torchtitan.components.optimizer import (", "    LRSchedulersContainer,", "    "
+                                                                                       "OptimizersContainer,",
         "    ParamGroupConfig,", ")", "from torchtitan.models.common.attention import QKVLinear",
         "from torchtitan.models.common.linear import Linear",
-        *([f"from torchtitan.models.{known[0]}.config_registry import {known[1]}"] if known else []),
+        *([f"from torchtitan.models.{known[0]}.config_registry import "
+           f"{known[1]}"] if known else []),
         "from torchtitan.trainer import Trainer",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
 def _groups(recipe: Recipe) -> str:
-    """One group for each set of values; patterns look at the end of a name, behind any wrapper's part of it."""
+    """One group for each set of values; patterns look at the end of a name, behind any wrapper's
+    part of it.
+    """
     merged: dict[tuple[float | None, ...], list[str]] = {}
     for row in recipe.rows:
         name = LLAMA_LIKE[row.pattern].torchtitan.removesuffix(".weight")
@@ -143,7 +163,9 @@ def _applied(recipe: Recipe, rows: Mapping[str, Row]) -> str:
     starts = {name: f"drawn({row.std!r})" if row.std is not None else f"set_to({row.start!r})"
               for name, row in rows.items()}  # fmt: skip
     assert starts["k_proj"] == starts["v_proj"]  # torchtitan builds both from one config
-    norm = f"        attention.qk_norm.param_init = {starts['q_norm']}\n" if "q_norm" in starts else ""
+    norm = (
+        f"        attention.qk_norm.param_init = {starts['q_norm']}\n" if "q_norm" in starts else ""
+    )
     values: dict[str, object] = {
         **starts, "qk_norm": norm, "width": shape.width, "depth": shape.depth, "head_dim": shape.head_dim,
         "inner": shape.inner, "kv": shape.inner // shape.r, "warmup": length.warmup, "steps": length.steps,

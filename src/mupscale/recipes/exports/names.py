@@ -1,4 +1,6 @@
-"""The parameters of Llama-like models of transformers, and what torchtitan and Megatron-LM call them."""
+"""The parameters of Llama-like models of transformers, and what torchtitan and Megatron-LM call
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Names:
-    """Of one parameter, without what stands before the layer; Megatron's with fnmatch's * and in all its spellings."""
+    """Of one parameter, without what stands before the layer; Megatron's with fnmatch's * and in
+    all its spellings.
+    """
 
     torchtitan: str
     megatron: tuple[str, ...]
@@ -24,11 +28,15 @@ _LAYER, _BLOCK = "model.layers.*.", "decoder.layers.*."
 _QKV, _FC1 = f"{_BLOCK}self_attention.linear_qkv.", f"{_BLOCK}mlp.linear_fc1."
 
 LLAMA_LIKE = {
-    "model.embed_tokens.weight": Names("tok_embeddings.weight", ("embedding.word_embeddings.weight",)),
+    "model.embed_tokens.weight": Names(
+        "tok_embeddings.weight", ("embedding.word_embeddings.weight",)
+    ),
     f"{_LAYER}self_attn.q_proj.weight": Names("attention.qkv_linear.wq.weight", (f"{_QKV}weight",)),
     f"{_LAYER}self_attn.k_proj.weight": Names("attention.qkv_linear.wk.weight", (f"{_QKV}weight",)),
     f"{_LAYER}self_attn.v_proj.weight": Names("attention.qkv_linear.wv.weight", (f"{_QKV}weight",)),
-    f"{_LAYER}self_attn.o_proj.weight": Names("attention.wo.weight", (f"{_BLOCK}self_attention.linear_proj.weight",)),
+    f"{_LAYER}self_attn.o_proj.weight": Names(
+        "attention.wo.weight", (f"{_BLOCK}self_attention.linear_proj.weight",)
+    ),
     f"{_LAYER}self_attn.q_norm.weight": Names(
         "attention.q_norm.weight", (f"{_BLOCK}self_attention.q_layernorm.weight",)
     ),
@@ -37,7 +45,9 @@ LLAMA_LIKE = {
     ),
     f"{_LAYER}mlp.gate_proj.weight": Names("feed_forward.w1.weight", (f"{_FC1}weight",)),
     f"{_LAYER}mlp.up_proj.weight": Names("feed_forward.w3.weight", (f"{_FC1}weight",)),
-    f"{_LAYER}mlp.down_proj.weight": Names("feed_forward.w2.weight", (f"{_BLOCK}mlp.linear_fc2.weight",)),
+    f"{_LAYER}mlp.down_proj.weight": Names(
+        "feed_forward.w2.weight", (f"{_BLOCK}mlp.linear_fc2.weight",)
+    ),
     f"{_LAYER}input_layernorm.weight": Names(
         "attention_norm.weight", (f"{_BLOCK}input_layernorm.weight", f"{_QKV}layer_norm_weight")
     ),
@@ -50,13 +60,16 @@ LLAMA_LIKE = {
 
 
 def llama_like(recipe: Recipe, kind: str) -> dict[str, Row]:
-    """The rows by the last part of their name, as q_proj; a model with other parameters is refused."""
+    """The rows by the last part of their name, as q_proj; a model with other parameters is
+    refused.
+    """
     rows = {row.pattern: row for row in recipe.rows}
     unknown = [pattern for pattern in rows if pattern not in LLAMA_LIKE]
     if unknown or "lm_head.weight" not in rows:
         what = f"it has {unknown[0]}" if unknown else "its readout is tied to its embedding"
         raise OptionError(
-            f"the export {kind} knows the parameters of Llama, Mistral and Qwen3 with a readout of their own; "
+            f"the export {kind} knows the parameters of Llama, Mistral and Qwen3 with a readout of "
+            "their own; "
             f"{recipe.target} is not one of them: {what}. Export pytorch or json."
         )
     return {pattern.split(".")[-2]: row for pattern, row in rows.items()}

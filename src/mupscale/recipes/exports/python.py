@@ -1,4 +1,6 @@
-"""The part that every export to plain Python has: the table, the groups, the initialization, the schedule."""
+"""The part that every export to plain Python has: the table, the groups, the initialization, the
+schedule.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,8 @@ def module(
 ) -> str:
     """A file of Python that needs torch and, beyond that, what `imports` say.
 
-    `clip_in_step` clips when the optimizer steps; `body` must call clip_ itself where steps make the gradients.
+    `clip_in_step` clips when the optimizer steps; `body` must call clip_ itself where steps make
+    the gradients.
     """
     refuse_inexact(recipe, kind)
     clips = bool(recipe.told.clip)
@@ -123,9 +126,16 @@ def module(
     return (
         "\n\n\n".join(
             [
-                "\n\n".join([docstring(recipe, [*use, _on_clipping(recipe)]), _imports(imports), _constants(recipe)]),
+                "\n\n".join(
+                    [
+                        docstring(recipe, [*use, _on_clipping(recipe)]),
+                        _imports(imports),
+                        _constants(recipe),
+                    ]
+                ),
                 _VALUES.strip() + ("\n    folded: float = 1.0" if clips else ""),
-                "# Names of parameters; * is the number of a layer.\n" + table(recipe.rows, folded=clips),
+                "# Names of parameters; * is the number of a layer.\n"
+                + table(recipe.rows, folded=clips),
                 *(part.strip() for part in functions),
             ]
         )
@@ -135,7 +145,8 @@ def module(
 
 def _imports(more: Sequence[str]) -> str:
     standard = ["import math", "import re", "from typing import Any, NamedTuple"]
-    others = sorted(["import torch", *more, "from torch import nn", "from torch.optim.lr_scheduler import LambdaLR"],
+    others = sorted(["import torch", *more, "from torch import nn", "from torch.optim.lr_scheduler "
+                                                                    "import LambdaLR"],
                     key=lambda line: (line.startswith("from"), line.split()[1].lower()))  # fmt: skip
     return "\n".join([*standard, "", *others])
 
@@ -163,10 +174,15 @@ def _made(recipe: Recipe, *, in_step: bool) -> str:
 def _on_clipping(recipe: Recipe) -> str:
     if recipe.told.clip:
         return "Gradients are clipped before each step, by a norm that folding does not change. Switch any other off."
-    said = "The study did not clip gradients" if recipe.told.by["clip"] == "the study" else "Gradients are not clipped"
+    said = (
+        "The study did not clip gradients"
+        if recipe.told.by["clip"] == "the study"
+        else "Gradients are not clipped"
+    )
     if any(row.folded != 1 for row in recipe.rows):
         return (
-            f"{said}. Factors of the forward pass are folded into the weights, so that torch's clip_grad_norm_ would "
+            f"{said}. Factors of the forward pass are folded into the weights, so that torch's "
+            "clip_grad_norm_ would "
             "take another norm than on the base: leave clipping off."
         )
     return f"{said}: leave clipping off."

@@ -1,4 +1,6 @@
-"""The answer in words, with intervals, seeds and numbers of runs; "better" only where a comparison says so."""
+"""The answer in words, with intervals, seeds and numbers of runs; "better" only where a comparison
+says so.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +8,16 @@ from typing import Literal
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import CellAnalysis, Comparison, Regret, RuleTransfer, StudyAnalysis
 from mupscale.reports.page.data import PageData
-from mupscale.reports.page.words import AXES, decimal, interval, listed, many, power, signed, with_interval
+from mupscale.reports.page.words import (
+    AXES,
+    decimal,
+    interval,
+    listed,
+    many,
+    power,
+    signed,
+    with_interval,
+)
 
 Tone = Literal["still", "moves", "open"]
 
@@ -44,20 +55,30 @@ def _nothing(data: PageData) -> str:
         return "No trial has ended yet, so there is nothing to say. mupscale sweep runs the study."
     failed = sum(1 for trial in data.trials if trial["status"] in ("failed", "oom", "timeout"))
     diverged = sum(1 for trial in data.trials if trial["status"] == "diverged")
-    fix = "Lower the rates" if diverged else "See the errors below, mend them, and run with --retry-failed"
+    fix = (
+        "Lower the rates"
+        if diverged
+        else "See the errors below, mend them, and run with --retry-failed"
+    )
     what = f"{diverged:,} diverged, {failed:,} failed"
     return f"Not one of {many(ended, 'trial')} finished ({what}): nothing is recommended. {fix}."
 
 
 def _lead(data: PageData, sayings: tuple[Saying, ...]) -> tuple[str, ...]:
     so_far = "" if data.progress.done else f"So far ({data.progress.text}): "
-    by_tone = {tone: [one.rule for one in sayings if one.tone == tone] for tone in ("still", "moves", "open")}
+    by_tone = {
+        tone: [one.rule for one in sayings if one.tone == tone]
+        for tone in ("still", "moves", "open")
+    }
     axis = _axis(data.analysis)
     parts: list[str] = []
     if by_tone["moves"]:
         parts.append(f"under {listed(by_tone['moves'])} the best rate moves with {axis}")
     if by_tone["still"]:
-        parts.append(f"under {listed(by_tone['still'])} no movement of the best rate with {axis} is told from noise")
+        parts.append(
+            f"under {listed(by_tone['still'])} no movement of the best rate with {axis} is told "
+            "from noise"
+        )
     if by_tone["open"] and len(sayings) > len(by_tone["open"]):
         parts.append(f"under {listed(by_tone['open'])} the runs cannot tell")
     text = so_far + "; ".join(parts)
@@ -66,7 +87,9 @@ def _lead(data: PageData, sayings: tuple[Saying, ...]) -> tuple[str, ...]:
 
 def _single(data: PageData, so_far: str) -> str:
     """Of a study that cannot say anything about transfer: the best rate it knows."""
-    found = [cell for cell in data.analysis.cells if "lr" in cell.found and cell.found["lr"].bounded]
+    found = [
+        cell for cell in data.analysis.cells if "lr" in cell.found and cell.found["lr"].bounded
+    ]
     best = min(found, key=lambda cell: cell.loss or 0.0, default=None)
     if best is None:
         return _lowest(data, so_far)
@@ -74,26 +97,41 @@ def _single(data: PageData, so_far: str) -> str:
     where = f"{best.rule}{'' if len(data.analysis.cells) == 1 else f' on {best.member.label}'}"
     evidence = f"{many(best.runs, 'run')}, {many(len(best.seeds), 'seed')}"
     return (
-        f"{so_far}Best base lr {power(rate.value)} = {decimal(2**rate.value)} under {where}, with a loss of "
-        f"{best.loss:.4f} nats ({data.analysis.confidence:.0%} interval of log2 {interval(rate)}; {evidence}). "
+        f"{so_far}Best base lr {power(rate.value)} = {decimal(2**rate.value)} under {where}, with "
+        "a loss of "
+        f"{best.loss:.4f} nats ({data.analysis.confidence:.0%} interval of log2 {interval(rate)}; "
+        f"{evidence}). "
         "Whether it holds from model to model cannot be said from these runs."
     )
 
 
 def _lowest(data: PageData, so_far: str) -> str:
     cells = [cell for cell in data.analysis.cells if cell.lowest is not None]
-    best = min((cell.lowest for cell in cells if cell.lowest is not None), key=lambda run: run.loss or 0.0)
+    best = min(
+        (cell.lowest for cell in cells if cell.lowest is not None), key=lambda run: run.loss or 0.0
+    )
     rate = f"lr {decimal(best.params['lr'])} = {power(best.log2('lr'))}"
     return (
-        f"{so_far}No optimum is known yet. The lowest loss, {best.loss:.4f} nats, was reached by one run of "
+        f"{so_far}No optimum is known yet. The lowest loss, {best.loss:.4f} nats, was reached by "
+        "one run of "
         f"{best.rule} on {best.member.label} at {rate}."
     )
 
 
 def _saying(transfer: RuleTransfer, analysis: StudyAnalysis) -> Saying:
-    cells = [cell for cell in analysis.cells if cell.rule == transfer.rule and cell.lowest is not None]
+    cells = [
+        cell for cell in analysis.cells if cell.rule == transfer.rule and cell.lowest is not None
+    ]
     tone, verdict = _verdict(transfer, _axis(analysis))
-    lines = [line for line in (_where(transfer, cells, analysis), _drift(transfer, analysis), _costs(transfer)) if line]
+    lines = [
+        line
+        for line in (
+            _where(transfer, cells, analysis),
+            _drift(transfer, analysis),
+            _costs(transfer),
+        )
+        if line
+    ]
     return Saying(tone, transfer.rule, verdict, tuple(lines))
 
 
@@ -114,8 +152,14 @@ def _where(transfer: RuleTransfer, cells: list[CellAnalysis], analysis: StudyAna
     mean = transfer.mean
     bounds = f"{analysis.confidence:.0%} interval of log2 {interval(mean)}"
     count = len(transfer.members)
-    over = f"mean of {many(count, 'model')}, sd {with_interval(transfer.sd)} octaves; " if count > 1 else ""
-    return f"Best base lr {power(mean.value)} = {decimal(2**mean.value)} ({over}{bounds}; {evidence})."
+    over = (
+        f"mean of {many(count, 'model')}, sd {with_interval(transfer.sd)} octaves; "
+        if count > 1
+        else ""
+    )
+    return (
+        f"Best base lr {power(mean.value)} = {decimal(2**mean.value)} ({over}{bounds}; {evidence})."
+    )
 
 
 def _drift(transfer: RuleTransfer, analysis: StudyAnalysis) -> str:
@@ -132,7 +176,9 @@ def _too_few(transfer: RuleTransfer) -> str:
     if not transfer.members:
         return "No optimum is known here yet; the notes in the table below say why."
     if len(transfer.members) == 1:
-        return f"Only {transfer.members[0].label} has an optimum: nothing can be said of other models."
+        return (
+            f"Only {transfer.members[0].label} has an optimum: nothing can be said of other models."
+        )
     return "The models stand on no common axis, so that there is no drift to give; the spread is above."
 
 
@@ -155,7 +201,11 @@ def _told_apart(analysis: StudyAnalysis) -> tuple[str, ...]:
     if not told and analysis.comparisons:
         return ("No two rules are told apart by these runs: every paired interval holds zero.",)
     rest = len(analysis.comparisons) - len(told)
-    more = [f"{many(rest, 'comparison')} more, in the tables below, told no rules apart."] if rest else []
+    more = (
+        [f"{many(rest, 'comparison')} more, in the tables below, told no rules apart."]
+        if rest
+        else []
+    )
     return (*told, *more)
 
 

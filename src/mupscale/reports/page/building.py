@@ -20,7 +20,9 @@ _SCRIPTS = ("theme.js", "figures.js", "trials.js", "page.js")
 
 
 def study_page(data: PageData) -> str:
-    """The page. It loads nothing, sends nothing, and says its answer and results also where no script runs."""
+    """The page. It loads nothing, sends nothing, and says its answer and results also where no
+    script runs.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -57,7 +59,9 @@ def _content(data: PageData) -> dict[str, Any]:
     }
 
 
-def _embedded(data: PageData, curves: dict[str, Any] | None, maps: list[dict[str, Any]]) -> dict[str, Any]:
+def _embedded(
+    data: PageData, curves: dict[str, Any] | None, maps: list[dict[str, Any]]
+) -> dict[str, Any]:
     """What the scripts draw."""
     return {
         "name": data.name,
@@ -79,8 +83,8 @@ def _scripts(with_figures: bool) -> list[str]:
 def _policy(scripts: list[str]) -> str:
     """Only these scripts run, nothing is loaded from anywhere, and no form or base can lead away.
 
-    Plotly writes style attributes, which no hash can allow. Without images and fonts from elsewhere a style cannot
-    tell anybody anything.
+    Plotly writes style attributes, which no hash can allow. Without images and fonts from elsewhere
+    a style cannot tell anybody anything.
     """
     hashes = " ".join(map(source_hash, scripts))
     return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -100,13 +104,21 @@ def _counts(data: PageData) -> list[tuple[str, str]]:
         ("diverged", f"{status['diverged']:,}"),
         ("stopped early", f"{status['stopped']:,}"),
         ("failed", f"{failed:,}"),
-        ("rules × models", f"{len({one.rule for one in cells})} × {len({one.member.label for one in cells})}"),
+        (
+            "rules × models",
+            f"{len({one.rule for one in cells})} × {len({one.member.label for one in cells})}",
+        ),
         ("seeds", str(len(seeds))),
         ("tokens trained", _short(tokens)),
-        ("time of all runs", f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"),
+        (
+            "time of all runs",
+            f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min",
+        ),
     ]
     always = ("trials", "finished", "rules × models", "seeds")
-    return [(name, value) for name, value in counts if name in always or value not in ("0", "0 min")]
+    return [
+        (name, value) for name, value in counts if name in always or value not in ("0", "0 min")
+    ]
 
 
 def _short(number: float) -> str:

@@ -15,10 +15,15 @@ def read_check(folder: Path) -> CheckSummary:
     """Of a folder that `mupscale check` wrote."""
     path = folder / "findings.jsonl"
     if not path.is_file():
-        raise OptionError(f"{folder} holds no coordinate check: {path.name} is not there. mupscale check makes one.")
+        raise OptionError(
+            f"{folder} holds no coordinate check: {path.name} is not there. mupscale check makes "
+            "one."
+        )
     rows, _ = read_lines(path)
     if any(name not in row for row in rows for name in _NEEDED):
-        raise StorageError(f"{path} is not what mupscale check writes: a row lacks one of {', '.join(_NEEDED)}.")
+        raise StorageError(
+            f"{path} is not what mupscale check writes: a row lacks one of {', '.join(_NEEDED)}."
+        )
     judged = [row for row in rows if row["judged"]]
     about = _about(folder / "runs.jsonl")
     rule = about.get("rule")

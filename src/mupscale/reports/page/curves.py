@@ -1,4 +1,6 @@
-"""The figure of loss against rate as plain values: the data of `reports.curves`, and what a reader may point at."""
+"""The figure of loss against rate as plain values: the data of `reports.curves`, and what a reader
+may point at.
+"""
 
 import math
 from collections import Counter
@@ -7,7 +9,14 @@ from typing import Any
 
 from mupscale.analysis.families import StudyAnalysis
 from mupscale.analysis.measurements import Measurement
-from mupscale.reports.curves import CurvePanel, Found, LossCurve, curve_panels, loss_limits, rate_limits
+from mupscale.reports.curves import (
+    CurvePanel,
+    Found,
+    LossCurve,
+    curve_panels,
+    loss_limits,
+    rate_limits,
+)
 from mupscale.reports.page.words import flags_text
 
 MOST_RUNS = 2500
@@ -34,7 +43,10 @@ def curve_figure(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> dict[s
 
 
 def _panel(
-    panel: CurvePanel, analysis: StudyAnalysis, runs: Sequence[Measurement], shown: Sequence[Measurement]
+    panel: CurvePanel,
+    analysis: StudyAnalysis,
+    runs: Sequence[Measurement],
+    shown: Sequence[Measurement],
 ) -> dict[str, Any]:
     transfer = panel.transfer
     several = transfer is not None and len(transfer.members) > 1
@@ -51,7 +63,11 @@ def _panel(
 
 
 def _own(runs: Sequence[Measurement], rule: str, curve: LossCurve) -> list[Measurement]:
-    return [run for run in runs if run.rule == rule and run.member == curve.member and run.loss is not None]
+    return [
+        run
+        for run in runs
+        if run.rule == rule and run.member == curve.member and run.loss is not None
+    ]
 
 
 def _flags(analysis: StudyAnalysis, rule: str, curve: LossCurve) -> tuple[str, ...]:
@@ -59,7 +75,9 @@ def _flags(analysis: StudyAnalysis, rule: str, curve: LossCurve) -> tuple[str, .
     return () if cell is None else cell.flags
 
 
-def _line(curve: LossCurve, runs: Sequence[Measurement], shown: Sequence[Measurement]) -> dict[str, Any]:
+def _line(
+    curve: LossCurve, runs: Sequence[Measurement], shown: Sequence[Measurement]
+) -> dict[str, Any]:
     seeds = Counter(run.log2("lr") for run in runs)
     return {
         "member": curve.member.label,
@@ -80,4 +98,10 @@ def _optimum(found: Found | None, flags: tuple[str, ...]) -> dict[str, Any] | No
         return None
     rate = found.rate
     low, high = (end if math.isfinite(end) else None for end in (rate.low, rate.high))
-    return {"x": rate.value, "low": low, "high": high, "loss": found.loss, "flags": flags_text(flags)}
+    return {
+        "x": rate.value,
+        "low": low,
+        "high": high,
+        "loss": found.loss,
+        "flags": flags_text(flags),
+    }

@@ -10,7 +10,9 @@ from mupscale.analysis.measurements import Measurement
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the study is. `expected` may still grow where a search decides as it goes: `growing`."""
+    """How far the study is. `expected` may still grow where a search decides as it goes:
+    `growing`.
+    """
 
     ended: int
     expected: int
@@ -35,7 +37,9 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeView:
-    """A recipe for a target: rows of a table (each a cell a heading), what to paste, and what to beware of."""
+    """A recipe for a target: rows of a table (each a cell a heading), what to paste, and what to
+    beware of.
+    """
 
     title: str
     headings: Sequence[str] = ()
@@ -59,7 +63,9 @@ class CheckSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class PageData:
-    """All that a page shows. `trials` are dictionaries as `Trial.to_dict` gives them, those that failed included."""
+    """All that a page shows. `trials` are dictionaries as `Trial.to_dict` gives them, those that
+    failed included.
+    """
 
     name: str
     config: str

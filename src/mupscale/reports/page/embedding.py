@@ -1,4 +1,6 @@
-"""What may stand inside a page, and nothing else may run: escaped JSON, scripts known by their hash."""
+"""What may stand inside a page, and nothing else may run: escaped JSON, scripts known by their
+hash.
+"""
 
 import base64
 import hashlib
@@ -15,7 +17,8 @@ _POWER = re.compile(r"\b2\^(−?[0-9.]+[0-9])")
 
 
 def embedded_json(value: Any) -> Markup:
-    r"""JSON for a script element: no character in it can end the element or begin another. U+2028 is escaped, too.
+    r"""JSON for a script element: no character in it can end the element or begin another. U+2028
+    is escaped, too.
 
     >>> print(embedded_json({"name": "</script> & \u2028"}))
     {"name":"\u003c/script\u003e \u0026 \u2028"}
@@ -28,7 +31,8 @@ def embedded_script(source: str) -> Markup:
     """A script of ours, or plotly's, as it stands."""
     if re.search(r"</script|<!--", source, flags=re.IGNORECASE):
         raise StorageError(
-            "the installed plotly.js cannot stand inside a page. Install the version in constraints.txt."
+            "the installed plotly.js cannot stand inside a page. Install the version in "
+            "constraints.txt."
         )
     return Markup(source)
 

@@ -1,4 +1,6 @@
-"""The Voronoi maps as plain values: the data of `reports.maps`, and polygons that a browser can fill."""
+"""The Voronoi maps as plain values: the data of `reports.maps`, and polygons that a browser can
+fill.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +18,9 @@ _COLOURED = 0.75
 
 
 def map_figures(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """The figures that the study has: none unless the rate and one other parameter were searched."""
+    """The figures that the study has: none unless the rate and one other parameter were
+    searched.
+    """
     if not any(run.loss is not None for run in runs):
         return []
     return [_figure(grid, analysis) for grid in map_grids(analysis, runs)]

@@ -57,10 +57,14 @@ def _progress(snapshot: "Snapshot") -> Progress:
 
 
 def _public(config: "StudyConfig") -> str:
-    """As TOML. A page is passed on: values of the trainer's environment may be keys, and are left out."""
+    """As TOML. A page is passed on: values of the trainer's environment may be keys, and are left
+    out.
+    """
     if config.trainer is not None:
         hidden = dict.fromkeys(config.trainer.environment, "(not shown)")
-        config = dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, environment=hidden))
+        config = dataclasses.replace(
+            config, trainer=dataclasses.replace(config.trainer, environment=hidden)
+        )
     return config.to_toml()
 
 

@@ -17,14 +17,21 @@ _VALUES = {
 def recipe_view(recipe: Mapping[str, Any], text: str) -> RecipeView:
     """Of `Recipe.to_dict()`; `text` is the whole of it, for those who want every parameter."""
     values, unknown = recipe["base_values"], recipe["not_known"]
-    rows = [_value_row(label, values[name]) for name, label in _VALUES.items() if values[name] or name in unknown]
+    rows = [
+        _value_row(label, values[name])
+        for name, label in _VALUES.items()
+        if values[name] or name in unknown
+    ]
     rows.insert(2, _other_decay(recipe["decay"]))
     return RecipeView(
         title=f"Recipe for {recipe['target']['name']} under {recipe['rule']['name']}",
         headings=("", "value", "interval", "where from"),
         rows=[*rows, *_run_rows(recipe["length"])],
         notes=_notes(recipe),
-        warnings=[*(f"Inconclusive, do not train with it: {doubt}." for doubt in recipe["doubts"]), *recipe["risks"]],
+        warnings=[
+            *(f"Inconclusive, do not train with it: {doubt}." for doubt in recipe["doubts"]),
+            *recipe["risks"],
+        ],
         text=text,
     )
 
@@ -42,7 +49,9 @@ def _value_row(label: str, value: Mapping[str, Any] | None) -> list[str]:
 
 
 def _other_decay(decay: Mapping[str, Any]) -> list[str]:
-    """The way to carry decay over that was not chosen: with many more steps the two differ widely."""
+    """The way to carry decay over that was not chosen: with many more steps the two differ
+    widely.
+    """
     other, kept = ("tau", "τ_epoch") if decay["chosen"] == "wd" else ("wd", "its value")
     label = f"base weight decay, if {kept} is kept instead"
     if decay[other] is None:
@@ -53,7 +62,12 @@ def _other_decay(decay: Mapping[str, Any]) -> list[str]:
 def _run_rows(length: Mapping[str, Any]) -> list[list[str]]:
     rule = "by the batch and warmup rules"
     return [
-        ["tokens", f"{length['tokens']:,}", "–", f"{length['tokens_per_parameter']:.3g} for each parameter"],
+        [
+            "tokens",
+            f"{length['tokens']:,}",
+            "–",
+            f"{length['tokens_per_parameter']:.3g} for each parameter",
+        ],
         ["batch", f"{_batch(length)} tokens", "–", rule],
         ["steps, of them warmup", f"{length['steps']:,}, {length['warmup']:,}", "–", rule],
     ]
@@ -70,7 +84,8 @@ def _meaning(evidence: Mapping[str, Any]) -> str:
     if len(evidence["members"]) < 2:
         return "Transfer itself was not measured: the interval is that of the one model that was swept."
     return (
-        f"The interval of the rate holds if the target is one more of these models, which differ in "
+        "The interval of the rate holds if the target is one more of these models, which differ "
+        "in "
         f"{evidence['axis']} alone. It knows nothing of what is listed below."
     )
 
@@ -80,8 +95,16 @@ def _notes(recipe: Mapping[str, Any]) -> list[str]:
     why = f"{recipe['rule']['name']}: {recipe['rule']['why'].rstrip('.')}."
     seeds, members = many(len(evidence["seeds"]), "seed"), many(len(evidence["members"]), "model")
     rests = f"It rests on {many(evidence['runs'], 'run')} with {seeds} on {members}"
-    share = "" if evidence["share"] is None else f", which cost {100 * evidence['share']:.2g} % of the target's run"
-    notes = [why, f"{rests}{share}. Intervals are of {evidence['confidence']:.0%}.", _meaning(evidence)]
+    share = (
+        ""
+        if evidence["share"] is None
+        else f", which cost {100 * evidence['share']:.2g} % of the target's run"
+    )
+    notes = [
+        why,
+        f"{rests}{share}. Intervals are of {evidence['confidence']:.0%}.",
+        _meaning(evidence),
+    ]
     far = recipe.get("extrapolated")
     if far:
         ends = (
@@ -90,7 +113,8 @@ def _notes(recipe: Mapping[str, Any]) -> list[str]:
             else f"[{signed(far['low'])}, {signed(far['high'])}]"
         )
         notes.append(
-            f"Along the drift with {far['axis']}, log2 of the rate would be {signed(far['value'])} {ends} at "
+            f"Along the drift with {far['axis']}, log2 of the rate would be {signed(far['value'])} "
+            f"{ends} at "
             f"{far['axis']} = {far['position']:,g}; the values above do not follow it."
         )
     return notes

@@ -29,8 +29,20 @@ class Table:
 def optima_table(analysis: StudyAnalysis) -> Table:
     """A row a cell: where its optimum lies, and on how many runs this rests."""
     names = analysis.parameters or ("lr",)
-    searched = [heading for name in names for heading in (f"best {SHORT.get(name, name)}", "log2, interval")]
-    headings = ["rule", "model", *searched, "loss there", "lowest loss", "runs", "diverged", "seeds", "note"]
+    searched = [
+        heading for name in names for heading in (f"best {SHORT.get(name, name)}", "log2, interval")
+    ]
+    headings = [
+        "rule",
+        "model",
+        *searched,
+        "loss there",
+        "lowest loss",
+        "runs",
+        "diverged",
+        "seeds",
+        "note",
+    ]
     rows = [_optimum_row(cell, names) for cell in analysis.cells]
     numbers = frozenset(range(2, len(headings) - 1))
     caption = f"Optimum of each rule on each model, with {analysis.confidence:.0%} intervals; losses in nats."
@@ -81,7 +93,8 @@ def transfer_table(analysis: StudyAnalysis) -> Table:
         for one in analysis.transfers
     ]
     caption = (
-        "How still the best rate stands from model to model. sd and variance: over models, ddof 0; the interval of the "
+        "How still the best rate stands from model to model. sd and variance: over models, ddof 0; "
+        "the interval of the "
         "sd is for the optima without their noise."
     )
     return Table(caption, headings, rows, frozenset(range(2, 8)))
@@ -100,7 +113,12 @@ def regret_table(analysis: StudyAnalysis) -> Table:
         for transfer in analysis.transfers
         for one in transfer.regrets
     ]
-    return Table("What is given up by training a model with the proxy's best rate.", headings, rows, frozenset((3, 4)))
+    return Table(
+        "What is given up by training a model with the proxy's best rate.",
+        headings,
+        rows,
+        frozenset((3, 4)),
+    )
 
 
 def comparison_table(analysis: StudyAnalysis) -> Table:
@@ -135,7 +153,10 @@ _KINDS = {
 def _variance_table(caption: str, rows: Sequence[Any]) -> Table:
     names = list(dict.fromkeys(name for row in rows for name in row.variances))
     headings = ["rule", "models", *(f"{SHORT.get(name, name)} ({_unit(name)})" for name in names)]
-    body = [[row.rule, str(row.members), *(_variance(row.variances, name) for name in names)] for row in rows]
+    body = [
+        [row.rule, str(row.members), *(_variance(row.variances, name) for name in names)]
+        for row in rows
+    ]
     return Table(caption, headings, body, frozenset(range(1, len(headings))))
 
 
@@ -166,7 +187,13 @@ def check_table(findings: Sequence[Mapping[str, Any]], quantity: str, caption: s
 def curve_table(figure: Mapping[str, Any]) -> Table:
     """The means that the curves draw, for readers who do not see them."""
     rows = [
-        [panel["rule"], line["member"] or "–", f"{signed(x)} ({decimal(2**x)})", f"{mean:.4f}", str(count)]
+        [
+            panel["rule"],
+            line["member"] or "–",
+            f"{signed(x)} ({decimal(2**x)})",
+            f"{mean:.4f}",
+            str(count),
+        ]
         for panel in figure["panels"]
         for line in panel["lines"]
         for x, mean, count in zip(line["x"], line["mean"], line["count"], strict=True)
@@ -181,14 +208,23 @@ def map_table(figure: Mapping[str, Any]) -> Table:
         [
             panel["rule"],
             panel["member"] or "–",
-            "–" if panel["optimum"] is None else f"{', '.join(map(power, panel['optimum']))}{_doubt(panel)}",
+            "–"
+            if panel["optimum"] is None
+            else f"{', '.join(map(power, panel['optimum']))}{_doubt(panel)}",
             "–" if panel["mean"] is None else ", ".join(power(value) for value in panel["mean"]),
             str(len(panel["x"])),
             _lowest(panel["loss"]),
         ]
         for panel in figure["panels"]
     ]
-    headings = ["rule", "model", f"optimum (lr, {second})", "mean over models", "points", "lowest loss"]
+    headings = [
+        "rule",
+        "model",
+        f"optimum (lr, {second})",
+        "mean over models",
+        "points",
+        "lowest loss",
+    ]
     return Table(f"What the maps of lr and {second} mark.", headings, rows, frozenset((2, 3, 4, 5)))
 
 
@@ -199,10 +235,16 @@ def _lowest(losses: Sequence[float | None]) -> str:
 
 def curve_words(panel: Mapping[str, Any]) -> str:
     """What a panel of curves shows, for its caption and for readers who do not see it."""
-    found = [_found_words(line["member"], line["optimum"]) for line in panel["lines"] if line["optimum"]]
+    found = [
+        _found_words(line["member"], line["optimum"]) for line in panel["lines"] if line["optimum"]
+    ]
     if not found:
         return f"{panel['rule']}: loss against learning rate; no optimum was fitted."
-    mean = "" if panel["mean"] is None else f"; mean {power(panel['mean'])}, sd {signed(panel['sd'] or 0.0)} octaves"
+    mean = (
+        ""
+        if panel["mean"] is None
+        else f"; mean {power(panel['mean'])}, sd {signed(panel['sd'] or 0.0)} octaves"
+    )
     return f"Best lr under {panel['rule']}: {'; '.join(found)}{mean}."
 
 

@@ -15,16 +15,24 @@ def trial_columns(trials: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Words that repeat (rules, statuses) are stored once and pointed at.
     """
-    params: list[str] = list(dict.fromkeys(str(name) for trial in trials for name in trial["params"]))
+    params: list[str] = list(
+        dict.fromkeys(str(name) for trial in trials for name in trial["params"])
+    )
     numbers = [(name, name) for name in ("seed", "steps", "tokens", "seconds", "attempts")]
     columns = [
         _words("trial", "trial", [f"{trial['cell']}/{trial['number']:04d}" for trial in trials]),
         _words("rule", "rule", [str(trial["rule"]) for trial in trials]),
         _words("model", "model", [variant_text(trial["variant"]) for trial in trials]),
-        *(_column(f"param:{name}", SHORT.get(name, name), "rate", _param(trials, name)) for name in params),
+        *(
+            _column(f"param:{name}", SHORT.get(name, name), "rate", _param(trials, name))
+            for name in params
+        ),
         _words("status", "status", [str(trial["status"]) for trial in trials]),
         _column("loss", "loss", "loss", [trial.get("loss") for trial in trials]),
-        *(_column(key, heading, "number", [trial.get(key) for trial in trials]) for key, heading in numbers),
+        *(
+            _column(key, heading, "number", [trial.get(key) for trial in trials])
+            for key, heading in numbers
+        ),
         _words("error", "error", [_shortened(trial.get("error")) for trial in trials]),
     ]
     return [column for column in columns if not _says_nothing(column)]
@@ -43,7 +51,9 @@ def variant_text(variant: Mapping[str, Any]) -> str:
     >>> variant_text({"n_kv_heads": 3}), variant_text({"variant": "small"}), variant_text({})
     ('n_kv_heads=3', 'small', '')
     """
-    return ", ".join(str(value) if name == "variant" else f"{name}={value}" for name, value in variant.items())
+    return ", ".join(
+        str(value) if name == "variant" else f"{name}={value}" for name, value in variant.items()
+    )
 
 
 def _param(trials: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
@@ -51,7 +61,12 @@ def _param(trials: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 
 
 def _column(key: str, heading: str, kind: str, values: Sequence[Any]) -> dict[str, Any]:
-    return {"key": key, "heading": heading, "kind": kind, "values": [_number(value) for value in values]}
+    return {
+        "key": key,
+        "heading": heading,
+        "kind": kind,
+        "values": [_number(value) for value in values],
+    }
 
 
 def _words(key: str, heading: str, values: Sequence[str]) -> dict[str, Any]:

@@ -1,11 +1,18 @@
-"""Numbers as a reader wants them: powers of two, intervals, counts. A missing bound is said, never left out."""
+"""Numbers as a reader wants them: powers of two, intervals, counts. A missing bound is said, never
+left out.
+"""
 
 import math
 
 from mupscale.analysis.estimates import Estimate
 
 AXES = {"r": "r", "width": "width", "depth": "depth", "parameters": "number of parameters"}
-NAMES = {"lr": "base learning rate", "weight_decay": "base weight decay", "tau_epoch": "τ_epoch", "std": "base std"}
+NAMES = {
+    "lr": "base learning rate",
+    "weight_decay": "base weight decay",
+    "tau_epoch": "τ_epoch",
+    "std": "base std",
+}
 SHORT = {"lr": "lr", "weight_decay": "decay", "tau_epoch": "τ_epoch", "std": "std", "loss": "loss"}
 
 FLAGS = {
@@ -65,7 +72,11 @@ def with_interval(estimate: Estimate | None, digits: int = 2) -> str:
     >>> with_interval(Estimate(-0.2, -0.3, -0.1)), with_interval(None)
     ('−0.20 [−0.30, −0.10]', '–')
     """
-    return "–" if estimate is None else f"{signed(estimate.value, digits)} {interval(estimate, digits)}"
+    return (
+        "–"
+        if estimate is None
+        else f"{signed(estimate.value, digits)} {interval(estimate, digits)}"
+    )
 
 
 def many(number: int, word: str) -> str:
