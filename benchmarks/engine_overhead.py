@@ -18,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from mupscale.engines import Local, carry_out
+from mupscale.engines import Local, run_jobs
 
 REPEATS = 5
 FEW, MANY = 10, 2010
@@ -30,12 +30,12 @@ def nothing(payload: int) -> int:
 
 
 def ours(jobs: dict[str, int], workers: int) -> None:
-    carry_out(nothing, jobs, engine=Local(workers=workers))
+    run_jobs(nothing, jobs, engine=Local(workers=workers))
 
 
 def ours_with_ledger(jobs: dict[str, int], workers: int) -> None:
     with on_disk() as folder:
-        carry_out(nothing, jobs, engine=Local(workers=workers), ledger=Path(folder) / "jobs.jsonl")
+        run_jobs(nothing, jobs, engine=Local(workers=workers), ledger=Path(folder) / "jobs.jsonl")
 
 
 def lines_alone(jobs: dict[str, int], workers: int) -> None:
@@ -52,7 +52,7 @@ def on_disk() -> tempfile.TemporaryDirectory[str]:
 
 
 def ours_here(jobs: dict[str, int], workers: int) -> None:
-    carry_out(nothing, jobs, engine=Local(workers=0))
+    run_jobs(nothing, jobs, engine=Local(workers=0))
 
 
 def pool(start: str) -> Callable[[dict[str, int], int], None]:

@@ -28,7 +28,7 @@ import optuna
 from optuna.distributions import FloatDistribution
 
 from mupscale.analysis.optima import Optimum, fit_optimum
-from mupscale.studies import Study, Trial
+from mupscale.studies import Study, TrialRecord
 from mupscale.studies.adaptive import TOLERANCE, Observation, next_points, present_vertex
 from mupscale.studies.stopping import hopeless, reference
 
@@ -56,7 +56,7 @@ Ask = Iterator[Seen]
 class Table:
     """All runs of a cell, with what they say."""
 
-    def __init__(self, trials: list[Trial]) -> None:
+    def __init__(self, trials: list[TrialRecord]) -> None:
         self.runs = {(round(4 * trial.log2_lr), trial.seed): trial for trial in trials}
         self.seeds = sorted({trial.seed for trial in trials})
         self.span = min(t.log2_lr for t in trials), max(t.log2_lr for t in trials)
@@ -66,7 +66,7 @@ class Table:
         assert answer is not None
         self.answer: Optimum = answer
 
-    def run(self, x: float, seed: int) -> Trial:
+    def run(self, x: float, seed: int) -> TrialRecord:
         low, high = (round(4 * end) for end in self.span)
         return self.runs[(min(max(round(4 * x), low), high), seed)]
 
@@ -124,7 +124,7 @@ def with_optuna(pruner: Callable[[], optuna.pruners.BasePruner]) -> Callable[...
 def adaptive(at_once: int, tolerance: float = 0.0) -> Callable[..., Ask]:
     def ask(table: Table, seeds: list[int], random: np.random.Generator) -> Ask:
         seen: list[Observation] = []
-        best: dict[int, Trial] = {}
+        best: dict[int, TrialRecord] = {}
         start = random.uniform(table.span[0] + 0.5, table.span[1] - 0.5)
         while True:
             points = next_points(seen, table.span, seeds, at_once, tolerance, start)
@@ -234,7 +234,7 @@ SEARCHES: dict[str, tuple[Callable[..., Ask], Answer]] = {
 
 def main(path: str = str(HERE / "results/gqa-dense"), replays: str = "200") -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    by_cell: dict[str, list[Trial]] = {}
+    by_cell: dict[str, list[TrialRecord]] = {}
     for trial in Study.open(path).trials:
         by_cell.setdefault(trial.cell, []).append(trial)
     tables = {cell: Table(trials) for cell, trials in by_cell.items()}

@@ -28,7 +28,7 @@ from torch import nn
 from mupscale import Plan, coordinate_check, plan
 from mupscale.checks import CheckResult, Setup
 from mupscale.checks.probe import Planner
-from mupscale.engines import Local, carry_out
+from mupscale.engines import Local, run_jobs
 from mupscale.planning import PlannedParameter
 from mupscale.targets import Family
 from mupscale.theory import Rule, rule_named
@@ -353,7 +353,7 @@ def carried_out(repetitions: int, folder: Path) -> list[Tally]:
         "cases": [repr(dataclasses.replace(case, planner=None)) for case in CASES],
         "ranges": {over: repr(values) for over, values in RANGES.items()},
     }
-    results = carry_out(
+    results = run_jobs(
         recorded,
         jobs,
         ledger=folder / "checks.jsonl",

@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from mupscale.analysis.optima import fit_optimum
-from mupscale.studies import Study, Trial
-from mupscale.studies.curves import Curve, TrialStopped
+from mupscale.studies import Study, TrialRecord
+from mupscale.studies.curves import LossCurve, TrialStopped
 from mupscale.studies.stopping import reference
 
 HERE = Path(__file__).resolve().parents[1]
 BANDS = ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, 3.0))
 
 
-def spent(run: Trial, best: Trial) -> float | None:
+def spent(run: TrialRecord, best: TrialRecord) -> float | None:
     """The share of its steps at which the run is stopped; None if it is not."""
-    curve = Curve(stop=reference(best.curve, best.steps or 1).to_dict(), steps=run.steps)
+    curve = LossCurve(stop=reference(best.curve, best.steps or 1).to_dict(), steps=run.steps)
     try:
         for step, loss in run.curve:
             curve.add(loss, int(step))
@@ -34,7 +34,7 @@ def spent(run: Trial, best: Trial) -> float | None:
 
 
 def main(path: str = str(HERE / "results/gqa-dense")) -> None:
-    cells: dict[str, list[Trial]] = {}
+    cells: dict[str, list[TrialRecord]] = {}
     for trial in Study.open(path).trials:
         cells.setdefault(trial.cell, []).append(trial)
     rows: dict[tuple[float, float], list[tuple[float | None, float]]] = {band: [] for band in BANDS}

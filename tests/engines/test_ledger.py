@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mupscale.engines import Local, carry_out
+from mupscale.engines import Local, run_jobs
 from mupscale.engines.ledger import Ledger
 from mupscale.errors import NonFiniteError, OptionError, StorageError
 
@@ -40,7 +40,7 @@ def path(tmp_path) -> Path:
 
 
 def carry(path: Path, *, function=lambda n: n * n, jobs=JOBS, about=ABOUT, **more) -> dict:
-    return carry_out(function, jobs, ledger=path, about=about, engine=HERE, **more)
+    return run_jobs(function, jobs, ledger=path, about=about, engine=HERE, **more)
 
 
 def not_again(_):

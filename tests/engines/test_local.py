@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from mupscale.engines import Local, Outcome, Ray, carry_out, engine_named
+from mupscale.engines import Local, Outcome, Ray, engine_named, run_jobs
 from mupscale.engines.process import Terms, Worker, WorkerDiedError
 from mupscale.errors import (
     InterruptedJobsError,
@@ -103,21 +103,19 @@ def nothing_is_left_running():
 class TestResults:
     def test_are_those_of_this_process(self):
         jobs = {f"job-{seed}": seed for seed in range(20)}
-        assert carry_out(noisy, jobs, engine=TWO) == {
-            job: noisy(seed) for job, seed in jobs.items()
-        }
+        assert run_jobs(noisy, jobs, engine=TWO) == {job: noisy(seed) for job, seed in jobs.items()}
 
     def test_come_in_the_order_of_the_jobs(self):
         def slow_first(seconds):
             time.sleep(seconds)
             return seconds
 
-        done = carry_out(slow_first, {"a": 0.3, "b": 0, "c": 0}, engine=TWO)
+        done = run_jobs(slow_first, {"a": 0.3, "b": 0, "c": 0}, engine=TWO)
         assert list(done) == ["a", "b", "c"]
 
     @pytest.mark.parametrize("engine", [TWO, HERE])
     def test_are_json_values_wherever_they_were_computed(self, engine):
-        assert carry_out(lambda n: {n: (n, None)}, {"a": 1}, engine=engine) == {
+        assert run_jobs(lambda n: {n: (n, None)}, {"a": 1}, engine=engine) == {
             "a": {"1": [1, None]}
         }
 
@@ -129,12 +127,12 @@ class TestResults:
                 return self.factor * value + offset
 
         offset = 5
-        assert carry_out(lambda n: Doubler()(n), {"a": 1, "b": 2}, engine=TWO) == {"a": 7, "b": 9}
-        assert carry_out(Doubler(), {"a": 1, "b": 2}, engine=TWO) == {"a": 7, "b": 9}
+        assert run_jobs(lambda n: Doubler()(n), {"a": 1, "b": 2}, engine=TWO) == {"a": 7, "b": 9}
+        assert run_jobs(Doubler(), {"a": 1, "b": 2}, engine=TWO) == {"a": 7, "b": 9}
 
     def test_of_no_jobs_at_all(self):
-        assert carry_out(noisy, {}, engine=TWO) == {}
-        assert carry_out(threading.Lock(), {}, engine=TWO) == {}  # nothing is even sent
+        assert run_jobs(noisy, {}, engine=TWO) == {}
+        assert run_jobs(threading.Lock(), {}, engine=TWO) == {}  # nothing is even sent
 
     def test_however_large_they_are(self):
         megabyte = 1 << 20
@@ -144,14 +142,14 @@ class TestResults:
             "c": b"",
             "d": bytes(10 * megabyte),
         }
-        done = carry_out(lambda payload: "x" * len(payload), jobs, engine=TWO)
+        done = run_jobs(lambda payload: "x" * len(payload), jobs, engine=TWO)
         assert {job: len(text) for job, text in done.items()} == {
             job: len(payload) for job, payload in jobs.items()
         }
 
     def test_are_reported_as_they_come(self):
         seen = []
-        carry_out(noisy, {"a": 1, "b": 2, "c": 3}, engine=TWO, report=lambda *at: seen.append(at))
+        run_jobs(noisy, {"a": 1, "b": 2, "c": 3}, engine=TWO, report=lambda *at: seen.append(at))
         assert seen == [(1, 3), (2, 3), (3, 3)]
 
     def test_are_not_disturbed_by_what_a_job_prints_or_reads(self, capfd):
@@ -161,7 +159,7 @@ class TestResults:
             subprocess.run(["echo", "from a child"], check=True)
             return [n, sys.stdin.read()]
 
-        assert carry_out(talkative, {"a": 1, "b": 2}, engine=TWO) == {"a": [1, ""], "b": [2, ""]}
+        assert run_jobs(talkative, {"a": 1, "b": 2}, engine=TWO) == {"a": [1, ""], "b": [2, ""]}
         written = capfd.readouterr()
         assert written.out == ""
         for words in ("from print", "from a descriptor", "from a child"):
@@ -174,9 +172,9 @@ class TestWorkers:
             time.sleep(0.2)
             return os.getpid()
 
-        assert len(set(carry_out(where, dict.fromkeys("abcd"), engine=TWO).values())) == 2
-        assert len(set(carry_out(where, dict.fromkeys("a"), engine=Local(workers=5)).values())) == 1
-        assert set(carry_out(where, dict.fromkeys("ab"), engine=HERE).values()) == {os.getpid()}
+        assert len(set(run_jobs(where, dict.fromkeys("abcd"), engine=TWO).values())) == 2
+        assert len(set(run_jobs(where, dict.fromkeys("a"), engine=Local(workers=5)).values())) == 1
+        assert set(run_jobs(where, dict.fromkeys("ab"), engine=HERE).values()) == {os.getpid()}
 
     def test_by_default_one_for_each_core_that_may_be_used(self):
         def where(_):
@@ -185,7 +183,7 @@ class TestWorkers:
 
         cores = len(os.sched_getaffinity(0))
         assert (
-            len(set(carry_out(where, dict.fromkeys(map(str, range(2 * cores)))).values())) == cores
+            len(set(run_jobs(where, dict.fromkeys(map(str, range(2 * cores)))).values())) == cores
         )
 
     def test_are_not_started_in_vain(self, monkeypatch):
@@ -193,7 +191,7 @@ class TestWorkers:
         monkeypatch.setattr(
             "mupscale.engines.local.Worker", lambda *to: started.append(Worker(*to)) or started[-1]
         )
-        carry_out(abs, {"a": 1}, engine=Local(workers=5))
+        run_jobs(abs, {"a": 1}, engine=Local(workers=5))
         assert len(started) == 1
 
     def test_get_the_function_once(self, tmp_path):
@@ -206,7 +204,7 @@ class TestWorkers:
                 file.write("x")
             return lambda _: None
 
-        carry_out(Loaded(), dict.fromkeys("abcd"), engine=Local(workers=1))
+        run_jobs(Loaded(), dict.fromkeys("abcd"), engine=Local(workers=1))
         assert (tmp_path / "loads").read_text() == "x"
 
     def test_one_that_stands_still_does_not_hold_up_the_others(self, tmp_path):
@@ -227,7 +225,7 @@ class TestWorkers:
 
             return torch.get_num_threads()
 
-        assert carry_out(threads, {"a": None}, engine=Local(workers=1)) == {"a": 1}
+        assert run_jobs(threads, {"a": None}, engine=Local(workers=1)) == {"a": 1}
 
     def test_see_the_path_folder_and_environment_of_the_driver(self, tmp_path, monkeypatch):
         (tmp_path / "only_here.py").write_text("VALUE = 7")
@@ -246,7 +244,7 @@ class TestWorkers:
 
             return [only_here.VALUE, os.getcwd(), sys.path, os.environ["PYTHONPATH"]]
 
-        done = carry_out(look, {"a": None}, engine=Local(workers=1))
+        done = run_jobs(look, {"a": None}, engine=Local(workers=1))
         assert done["a"] == [7, str(tmp_path), sys.path, "/somewhere"]
 
     def test_ignore_the_ctrl_c_that_the_terminal_sends_to_all(self):
@@ -254,7 +252,7 @@ class TestWorkers:
             os.kill(os.getpid(), signal.SIGINT)
             return "still here"
 
-        assert carry_out(hit, {"a": None}, engine=Local(workers=1)) == {"a": "still here"}
+        assert run_jobs(hit, {"a": None}, engine=Local(workers=1)) == {"a": "still here"}
 
     @pytest.mark.parametrize("setting", [{"workers": -1}, {"retries": -2}])
     def test_a_negative_number_is_refused(self, setting):
@@ -272,7 +270,7 @@ class TestDeaths:
                 os.kill(os.getpid(), number)
             return name.upper()
 
-        assert carry_out(dies_once, {n: n for n in "abcdef"}, engine=TWO) == {
+        assert run_jobs(dies_once, {n: n for n in "abcdef"}, engine=TWO) == {
             n: n.upper() for n in "abcdef"
         }
 
@@ -288,15 +286,15 @@ class TestDeaths:
         with pytest.raises(
             JobError, match=r"job 'b': its worker died 3 times.* was killed by SIGKILL .*memory"
         ):
-            carry_out(dies, {n: n for n in "abc"}, engine=Local(workers=1), ledger=ledger)
+            run_jobs(dies, {n: n for n in "abc"}, engine=Local(workers=1), ledger=ledger)
         assert (tmp_path / "attempts").read_text() == "xxx"
         assert '{"job": "a", "result": "a"}' in ledger.read_text()
         with pytest.raises(JobError, match="its worker died once"):
-            carry_out(dies, {"b": "b"}, engine=Local(workers=1, retries=0))
+            run_jobs(dies, {"b": "b"}, engine=Local(workers=1, retries=0))
 
     def test_an_exit_status_is_told(self):
         with pytest.raises(JobError, match=r"job 'a'.* exited with status 7"):
-            carry_out(lambda _: os._exit(7), {"a": None}, engine=Local(workers=1, retries=0))
+            run_jobs(lambda _: os._exit(7), {"a": None}, engine=Local(workers=1, retries=0))
 
     def test_of_a_worker_that_has_nothing_to_do_costs_nobody_an_attempt(self):
         workers = set()
@@ -338,7 +336,7 @@ class TestDeaths:
                 os.kill(os.getpid(), signal.SIGKILL)
             return len(payload)
 
-        assert carry_out(lambda n: n, {"a": DiesOnArrival()}, engine=TWO) == {"a": 10 << 20}
+        assert run_jobs(lambda n: n, {"a": DiesOnArrival()}, engine=TWO) == {"a": 10 << 20}
 
 
 def with_a_child(folder: Path, name: str, **how) -> int:
@@ -588,7 +586,7 @@ class TestErrors:
             raise kind(*arguments)
 
         with pytest.raises(MupscaleError) as caught:
-            carry_out(fail, {"a": None}, engine=engine)
+            run_jobs(fail, {"a": None}, engine=engine)
         error = kind(*arguments)
         assert type(caught.value) is kind
         assert (str(caught.value), caught.value.exit_status) == (str(error), error.exit_status)
@@ -599,7 +597,7 @@ class TestErrors:
             return [1 / n]
 
         with pytest.raises(JobError) as caught:
-            carry_out(fail, {"good": 1, "bad": 0}, engine=engine)
+            run_jobs(fail, {"good": 1, "bad": 0}, engine=engine)
         message = str(caught.value)
         assert message.startswith("job 'bad' failed with ZeroDivisionError: division by zero\n")
         assert "test_local.py" in message
@@ -610,7 +608,7 @@ class TestErrors:
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"loss": [1.0, float("-inf")]}])
     def test_a_result_that_is_not_finite_is_refused_by_name(self, engine, value, tmp_path):
         with pytest.raises(NonFiniteError, match=r"job 'a': its result holds (NaN|-?Infinity)"):
-            carry_out(lambda _: value, {"a": None}, engine=engine, ledger=tmp_path / "jobs.jsonl")
+            run_jobs(lambda _: value, {"a": None}, engine=engine, ledger=tmp_path / "jobs.jsonl")
         assert (tmp_path / "jobs.jsonl").read_text().count("\n") == 1
 
     def test_a_result_that_is_not_json(self, engine):
@@ -618,11 +616,11 @@ class TestErrors:
             JobError,
             match=r"job 'a' failed with TypeError: .*set is not JSON serializable.* Return",
         ):
-            carry_out(lambda _: {1, 2}, {"a": None}, engine=engine)
+            run_jobs(lambda _: {1, 2}, {"a": None}, engine=engine)
 
     def test_a_job_that_exits(self, engine):
         with pytest.raises(JobError, match="job 'a' failed with SystemExit: 3"):
-            carry_out(lambda _: sys.exit(3), {"a": None}, engine=engine)
+            run_jobs(lambda _: sys.exit(3), {"a": None}, engine=engine)
 
 
 class TestTheFirstError:
@@ -638,7 +636,7 @@ class TestTheFirstError:
         names = ["quick", "fails", "slow", "never"]
         ledger, began = tmp_path / "jobs.jsonl", time.monotonic()
         with pytest.raises(JobError, match="'fails'"):
-            carry_out(work, {n: n for n in names}, engine=TWO, ledger=ledger)
+            run_jobs(work, {n: n for n in names}, engine=TWO, ledger=ledger)
         assert time.monotonic() - began < 30
         assert not (tmp_path / "never.began").exists()
         assert ledger.read_text().splitlines()[1:] == ['{"job": "quick", "result": "quick"}']
@@ -658,7 +656,7 @@ class TestTheFirstError:
             raise ValueError("no")
 
         with pytest.raises(JobError):
-            carry_out(work, {n: n for n in ("saves", "fails")}, engine=TWO)
+            run_jobs(work, {n: n for n in ("saves", "fails")}, engine=TWO)
         assert (tmp_path / "saved").exists()
 
     def test_is_also_that_of_the_report(self):
@@ -666,7 +664,7 @@ class TestTheFirstError:
             raise RuntimeError("the screen is broken")
 
         with pytest.raises(RuntimeError, match="screen"):
-            carry_out(time.sleep, {"a": 0, "b": 60}, engine=TWO, report=refuse)
+            run_jobs(time.sleep, {"a": 0, "b": 60}, engine=TWO, report=refuse)
 
     def test_a_worker_that_will_not_stop_is_killed(self, monkeypatch, tmp_path):
         monkeypatch.setattr("mupscale.engines.process.GRACE_SECONDS", 0.3)
@@ -681,7 +679,7 @@ class TestTheFirstError:
             raise ValueError("no")
 
         with pytest.raises(JobError):
-            carry_out(stubborn, {n: n for n in ("stubborn", "fails")}, engine=TWO)
+            run_jobs(stubborn, {n: n for n in ("stubborn", "fails")}, engine=TWO)
 
 
 class TestWhatCannotBeSent:
@@ -694,13 +692,13 @@ class TestWhatCannotBeSent:
         with pytest.raises(
             OptionError, match=r"holds' cannot be sent to a worker: .*lock.*workers=0"
         ):
-            carry_out(holds, {"a": 1}, engine=TWO)
-        assert carry_out(holds, {"a": 1}, engine=HERE) == {"a": [1, False]}
+            run_jobs(holds, {"a": 1}, engine=TWO)
+        assert run_jobs(holds, {"a": 1}, engine=HERE) == {"a": [1, False]}
 
     def test_a_payload_too_and_no_result_is_lost_by_it(self, tmp_path):
         ledger, jobs = tmp_path / "jobs.jsonl", {"a": 1, "b": threading.Lock()}
         with pytest.raises(OptionError, match=r"payload of job 'b' cannot be sent"):
-            carry_out(lambda _: 0, jobs, engine=Local(workers=1), ledger=ledger)
+            run_jobs(lambda _: 0, jobs, engine=Local(workers=1), ledger=ledger)
         assert ledger.read_text().endswith('{"job": "a", "result": 0}\n')
 
     def test_a_module_that_the_worker_does_not_find_is_the_answer(self):
@@ -711,14 +709,14 @@ class TestWhatCannotBeSent:
         with pytest.raises(
             JobError, match=r"job 'a' failed with ModuleNotFoundError.*no_such_module"
         ):
-            carry_out(lambda n: n, {"a": Elsewhere()}, engine=TWO)
+            run_jobs(lambda n: n, {"a": Elsewhere()}, engine=TWO)
 
 
 SCRIPT = """
     # No guard around the main part, and a function of the script itself.
     import os, sys, time
     from pathlib import Path
-    from mupscale.engines import Local, carry_out
+    from mupscale.engines import Local, run_jobs
 
     folder = Path(sys.argv[1])
 
@@ -731,7 +729,7 @@ SCRIPT = """
 
     sys_argv = sys.argv
     jobs = {str(n): n for n in range(6)}
-    done = carry_out(work, jobs, ledger=folder / "jobs.jsonl", about={"n": 6}, engine=Local(workers=2))
+    done = run_jobs(work, jobs, ledger=folder / "jobs.jsonl", about={"n": 6}, engine=Local(workers=2))
     print(done)
 """
 
@@ -836,7 +834,7 @@ def test_a_signal_here_becomes_an_error_with_the_right_status():
     with pytest.raises(
         InterruptedJobsError, match="stopped with 1 of 2 jobs done, and nothing was kept"
     ) as caught:
-        carry_out(time.sleep, {"a": 0, "b": 60}, engine=TWO, report=ask)
+        run_jobs(time.sleep, {"a": 0, "b": 60}, engine=TWO, report=ask)
     assert caught.value.exit_status == 143
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -844,7 +842,7 @@ def test_a_signal_here_becomes_an_error_with_the_right_status():
 def test_in_another_thread():
     done = []
     thread = threading.Thread(
-        target=lambda: done.append(carry_out(noisy, {"a": 1, "b": 2}, engine=TWO))
+        target=lambda: done.append(run_jobs(noisy, {"a": 1, "b": 2}, engine=TWO))
     )
     thread.start()
     thread.join()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mupscale.engines import Local, Outcome, Ray, carry_out, cluster
+from mupscale.engines import Local, Outcome, Ray, cluster, run_jobs
 from mupscale.errors import (
     InterruptedJobsError,
     JobError,
@@ -101,7 +101,7 @@ class TestResults:
     def test_are_those_of_local_workers(self, on, tmp_path):
         jobs = {f"job-{seed}": seed for seed in range(30)}
         ledger = tmp_path / "jobs.jsonl"
-        assert carry_out(noisy, jobs, engine=on(), ledger=ledger) == carry_out(
+        assert run_jobs(noisy, jobs, engine=on(), ledger=ledger) == run_jobs(
             noisy, jobs, engine=Local(workers=2)
         )
         assert len(ledger.read_text().splitlines()) == 31
@@ -300,7 +300,7 @@ class TestLeaving:
 
     def test_by_a_signal(self, on):
         with pytest.raises(InterruptedJobsError, match="stopped with 1 of 2 jobs done"):
-            carry_out(time.sleep, {"a": 0, "b": 60}, engine=on(), report=ask_to_stop)
+            run_jobs(time.sleep, {"a": 0, "b": 60}, engine=on(), report=ask_to_stop)
 
 
 def ask_to_stop(done, total):
@@ -309,12 +309,12 @@ def ask_to_stop(done, total):
 
 class TestAConnection:
     def test_that_there_is_already_is_kept(self, on):
-        assert carry_out(abs, {"a": -1}, engine=on()) == {"a": 1}
+        assert run_jobs(abs, {"a": -1}, engine=on()) == {"a": 1}
         assert ray.is_initialized()
 
     def test_by_an_address_ends_with_the_session_and_leaves_signals_alone(self, address):
         with pytest.raises(InterruptedJobsError) as caught:
-            carry_out(abs, {"a": -1}, engine=Ray(address), report=ask_to_stop)
+            run_jobs(abs, {"a": -1}, engine=Ray(address), report=ask_to_stop)
         assert caught.value.exit_status == 143
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         assert not ray.is_initialized()
@@ -323,7 +323,7 @@ class TestAConnection:
         def leave_behind(_):
             return [os.getpid(), subprocess.Popen(["sleep", "60"], start_new_session=True).pid]
 
-        processes = carry_out(leave_behind, {"a": None}, engine=Ray(address))["a"]
+        processes = run_jobs(leave_behind, {"a": None}, engine=Ray(address))["a"]
         wait_for(lambda: all(map(is_gone, processes)))
 
     def test_by_the_environment(self, address, monkeypatch):
@@ -348,12 +348,12 @@ class TestAConnection:
     )
     def test_to_nobody(self, address, nobody):
         with pytest.raises(OptionError, match=rf"could not reach Ray at {nobody}: .*ray start"):
-            carry_out(abs, {"a": 1}, engine=Ray(nobody))
+            run_jobs(abs, {"a": 1}, engine=Ray(nobody))
 
     def test_without_ray(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "ray", None)
         with pytest.raises(MissingExtraError, match=r"pip install 'mupscale\[ray\]'"):
-            carry_out(abs, {"a": 1}, engine=Ray())
+            run_jobs(abs, {"a": 1}, engine=Ray())
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mupscale.errors import MupscaleError, OptionError, StorageError, UnknownNameError
 from mupscale.studies import commands, readings
 from mupscale.studies.commands import check_command, filled
-from mupscale.studies.curves import Curve, TrialStopped
+from mupscale.studies.curves import LossCurve, TrialStopped
 from mupscale.studies.readings import LONGEST_LINE, Lines, check_metrics
 from mupscale.studies.stopping import WINDOWS
 from mupscale.studies.trainers import train
@@ -245,7 +245,7 @@ class TestMetrics:
         assert result["attempts"] == 3
 
     def test_a_file_that_is_replaced_while_it_is_read(self, tmp_path):
-        path, curve = tmp_path / "m.jsonl", Curve()
+        path, curve = tmp_path / "m.jsonl", LossCurve()
         metrics = readings.metrics_in("file:m.jsonl", tmp_path)
         metrics.look(curve, last=False)
         path.write_text('{"loss": 5}\n{"loss": 4}\n{"lo')
@@ -281,7 +281,7 @@ class TestTheCurve:
                 "mupscale.studies.curves.hopeless",
                 lambda _, share, loss, judged=judged: judged.append((share, loss)),
             )
-            curve, told = Curve(stop=NEVER, steps=steps), {}
+            curve, told = LossCurve(stop=NEVER, steps=steps), {}
             for step in range(every, steps + 1, every):
                 curve.add(1 / step, step)
                 told.setdefault(math.ceil(step * WINDOWS / steps), []).append(step)
@@ -293,7 +293,7 @@ class TestTheCurve:
 
     @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=500), st.integers(0, 400))
     def test_what_is_kept_is_short_and_keeps_the_mean(self, losses, more):
-        curve = Curve(steps=len(losses) + more)
+        curve = LossCurve(steps=len(losses) + more)
         for loss in losses:
             curve.add(loss)
         points = curve.points()
@@ -304,7 +304,7 @@ class TestTheCurve:
             assert mean == pytest.approx(sum(losses[begin:end]) / (end - begin), rel=1e-4)
 
     def test_going_back_forgets_what_was_told_from_there_on(self):
-        curve = Curve()
+        curve = LossCurve()
         for step in (1, 2, 3):
             curve.add(step, step)
         curve.add(0.5, 2, validation=True)
@@ -313,7 +313,7 @@ class TestTheCurve:
         assert (curve.points(), curve.loss) == ([[1, 1], [2, 2], [3, 7]], 0.5)
 
     def test_a_validation_before_the_training_loss_of_its_step_stays(self):
-        curve = Curve()
+        curve = LossCurve()
         curve.add(3, 10)
         curve.add(0.5, 20, validation=True)
         curve.add(2, 20)
@@ -322,7 +322,7 @@ class TestTheCurve:
     @pytest.mark.parametrize("validation", [False, True])
     @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
     def test_a_loss_that_is_not_finite_ends_it(self, loss, validation):
-        curve = Curve()
+        curve = LossCurve()
         curve.add(1, 1)
         with pytest.raises(TrialStopped, match="diverged at step 2"):
             curve.add(loss, 2, validation=validation)

@@ -14,7 +14,7 @@ from mupscale.errors import MupscaleError, OptionError, UnreadableModelError
 from mupscale.planning import Plan
 from mupscale.reading import Reading
 from mupscale.studies import Study, StudyConfig
-from mupscale.studies.cell_run import CellRun, assignment, fingerprint
+from mupscale.studies.cell_run import CellRun, assignment, fingerprint_of
 from mupscale.studies.planning import plan_dict, with_reading
 from mupscale.studies.quick import QUICK
 from tests.odd.copying import HERE, ROLES, copied
@@ -104,7 +104,7 @@ class TestPlans:
             roles.append(plans(one)[0].parameters["storeys.0.think.tilt"].role)
             proposed = CellRun(one, one.cells()[0], ()).next()
             assert proposed is not None
-            same.append(fingerprint(assignment(one, proposed, "folder")))
+            same.append(fingerprint_of(assignment(one, proposed, "folder")))
         assert roles == ["gain", "bias", "gain"]
         assert same[0] == same[2] != same[1]
 
@@ -173,6 +173,6 @@ def test_trials_of_a_committed_study_have_the_fingerprints_that_they_had() -> No
         proposed = CellRun(study.config, cell, ()).next()
         assert proposed is not None
         assert (
-            fingerprint(assignment(study.config, proposed, "folder"))
-            == trials[cell.name][proposed.number].same
+            fingerprint_of(assignment(study.config, proposed, "folder"))
+            == trials[cell.name][proposed.number].fingerprint
         )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mupscale.studies import StudyConfig, Trial
+from mupscale.studies import StudyConfig, TrialRecord
 from mupscale.studies.cell_run import CellRun
 from mupscale.studies.config import Cell
 from mupscale.studies.quick import QUICK
@@ -31,10 +31,10 @@ def bowl(x: float, seed: int) -> float:
 
 def carried_out(
     config: StudyConfig, loss: Callable[[float, int], float | None] = bowl
-) -> list[Trial]:
+) -> list[TrialRecord]:
     cell = config.cells()[0]
     run = CellRun(config, cell, ())
-    ended: list[Trial] = []
+    ended: list[TrialRecord] = []
     while (proposed := run.next()) is not None:
         ended.append(trial_of(cell, proposed.number, proposed.round, proposed.point, loss))
         run.add(ended[-1])
@@ -48,9 +48,9 @@ def trial_of(
     which_round: int,
     point: Any,
     loss: Callable[[float, int], float | None],
-) -> Trial:
+) -> TrialRecord:
     value = loss(math.log2(point.params["lr"]), point.seed)
-    return Trial(
+    return TrialRecord(
         cell=cell.name, rule=cell.rule_name, variant=cell.variant, number=number, round=which_round, seed=point.seed,
         params=point.params, status="diverged" if value is None else "finished", loss=value, step=10, steps=10,
         tokens=100,
@@ -128,7 +128,7 @@ class TestOrderDoesNotMatter:
         cell = config.cells()[0]
         undisturbed = {trial.number: trial for trial in carried_out(config)}
         # Interrupted after every trial, and trials of a round end in the other order.
-        ended: dict[int, Trial] = {}
+        ended: dict[int, TrialRecord] = {}
         for _ in range(100):
             run = CellRun(config, cell, ended.values())
             waiting = []

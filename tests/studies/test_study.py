@@ -29,7 +29,7 @@ from mupscale.errors import (
     StorageError,
     StudyFailedError,
 )
-from mupscale.studies import Snapshot, Study, StudyConfig, Trial, retry_failed
+from mupscale.studies import Snapshot, Study, StudyConfig, TrialRecord, retry_failed
 from mupscale.training import run
 
 TOY = '''
@@ -100,7 +100,7 @@ def config(function: str = "train", method: str = "adaptive", **changes: Any) ->
     )
 
 
-def results(trials: list[Trial]) -> list[dict[str, Any]]:
+def results(trials: list[TrialRecord]) -> list[dict[str, Any]]:
     """All but when, how long, and how often it was tried."""
     return [
         {k: v for k, v in trial.to_dict().items() if k not in ("began", "seconds", "attempts")}
@@ -489,7 +489,7 @@ def test_a_driver_that_is_killed_leaves_a_study_that_goes_on(tmp_path: Path) -> 
     assert in_database(tmp_path / "b/study.db") == [trial.key for trial in study.trials]
 
 
-def _so_far(study: Study) -> list[Trial]:
+def _so_far(study: Study) -> list[TrialRecord]:
     return study.trials if (study.folder / "records.jsonl").exists() else []
 
 

@@ -18,7 +18,7 @@ from mupscale.errors import (
 )
 from mupscale.records import read_lines
 from mupscale.studies import trainers
-from mupscale.studies.trainers import Assignment, check_trainer, train
+from mupscale.studies.trainers import TrialAssignment, check_trainer, train
 from mupscale.training import RunConfig, run
 from tests.studies.assignments import HALFWAY, NEVER, assigned, strict
 
@@ -327,16 +327,16 @@ class TestBeforeAnythingRuns:
     def test_an_assignment_survives_json_and_knows_its_parts(self, tmp_path):
         given = reference(tmp_path, stop=HALFWAY, plan={"a": 1})
         assert (
-            Assignment.from_dict(
-                json.loads(json.dumps(Assignment.from_dict(given).to_dict()))
+            TrialAssignment.from_dict(
+                json.loads(json.dumps(TrialAssignment.from_dict(given).to_dict()))
             ).to_dict()
             == given
         )
         with pytest.raises(UnknownNameError, match="Did you mean 'folder'"):
-            Assignment.from_dict(given | {"foldr": "x"})
+            TrialAssignment.from_dict(given | {"foldr": "x"})
         del given["seed"]
         with pytest.raises(OptionError, match="lacks seed"):
-            Assignment.from_dict(given)
+            TrialAssignment.from_dict(given)
 
 
 class TestTheFolder:

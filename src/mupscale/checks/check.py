@@ -12,7 +12,7 @@ from mupscale.checks.probe import Build, Loss, Making, Planner, Probe, Setup, ru
 from mupscale.checks.result import CheckResult
 from mupscale.checks.statistics import MAPS, Quantity, Run
 from mupscale.data.corpus import Tokens
-from mupscale.engines import Engine, carry_out
+from mupscale.engines import Engine, run_jobs
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.reading import Reading
 from mupscale.reading.config import KV_HEADS, WIDTH
@@ -108,7 +108,7 @@ def coordinate_check(
         "vary": name,
         "seeds": None,
     }  # with other values and seeds it is the same check, extended
-    runs = carry_out(
+    runs = run_jobs(
         run_probe, jobs, ledger=ledger, about=same, engine=engine, report=report, remark=remark
     )
     return judge(list(runs.values()), quantity, about, criteria)

@@ -1,9 +1,9 @@
 """Engines: many jobs carried out side by side, each once, and again where they stopped."""
 
-from mupscale.engines.carrying import carry_out
 from mupscale.engines.cluster import Ray
+from mupscale.engines.jobs import run_jobs
 from mupscale.engines.local import Local
 from mupscale.engines.named import engine_named
 from mupscale.engines.session import Engine, Failure, Outcome, Session
 
-__all__ = ["Engine", "Failure", "Local", "Outcome", "Ray", "Session", "carry_out", "engine_named"]
+__all__ = ["Engine", "Failure", "Local", "Outcome", "Ray", "Session", "run_jobs", "engine_named"]

@@ -29,7 +29,7 @@ from mupscale.checks.judging import Table
 from mupscale.checks.probe import cross_entropy_of
 from mupscale.checks.statistics import STATISTICS, by_step, geometric_mean
 from mupscale.data import Batch
-from mupscale.engines import carry_out
+from mupscale.engines import run_jobs
 from mupscale.paper.experiment import (
     QUIETLY,
     Claim,
@@ -209,7 +209,7 @@ class AdamEpsilon(Experiment):
                 ),
                 remark=how.remark,
             )
-        carry_out(
+        run_jobs(
             look_at_gradients,
             _gradient_jobs(size),
             ledger=folder / "gradients.jsonl",

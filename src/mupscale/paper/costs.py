@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from mupscale.engines import Local, carry_out
+from mupscale.engines import Local, run_jobs
 from mupscale.errors import OptionError
 from mupscale.models import GPTConfig, parameter_counts
 from mupscale.paper.catalogue import middle_run
@@ -181,7 +181,7 @@ def interpolated(timed: Mapping[float, float], operations: float) -> float:
 def _timed(work: Work) -> float:
     if not work.config.optimizer.name.startswith("muon"):
         return timed_step(work)
-    return carry_out(timed_step, {"a timed step of Muon": work}, engine=Local(workers=1))[
+    return run_jobs(timed_step, {"a timed step of Muon": work}, engine=Local(workers=1))[
         "a timed step of Muon"
     ]
 

@@ -27,7 +27,7 @@ from mupscale.analysis import Slope, fit_slope, judge_flatness
 from mupscale.checks.probe import cross_entropy_of
 from mupscale.checks.statistics import geometric_mean
 from mupscale.data import Batch
-from mupscale.engines import carry_out
+from mupscale.engines import run_jobs
 from mupscale.errors import NonFiniteError
 from mupscale.paper.experiment import (
     QUIETLY,
@@ -275,7 +275,7 @@ class DecayBalance(Experiment):
             "sequence": size.sequence, "lr": RATE, "weight_decay": DECAY, "std": STD,
         }  # fmt: skip
         ledger = folder / "runs.jsonl"
-        carry_out(
+        run_jobs(
             train_a_little,
             jobs(size),
             ledger=ledger,

@@ -13,7 +13,7 @@ from mupscale.errors import OptionError
 from mupscale.reading import Reading
 from mupscale.reading.structure import bare, bare_name
 from mupscale.recipes.shapes import ModelShape, shape_of
-from mupscale.studies import Study, StudyConfig, Trial
+from mupscale.studies import Study, StudyConfig, TrialRecord
 from mupscale.studies.config import Cell, Trainer
 from mupscale.targets import Family, resolve
 from mupscale.theory import Rule
@@ -52,7 +52,7 @@ class Swept:
     rule: Rule
     rule_name: str
     variants: tuple[Variant, ...]
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialRecord, ...]
     "That ran to a good or bad end."
     base: Mapping[str, int]
     one_base: bool
@@ -107,7 +107,7 @@ def swept_under(study: Study, rule: str) -> Swept:
     )
 
 
-def _flops(trials: Iterable[Trial], variants: Mapping[str, Variant]) -> float | None:
+def _flops(trials: Iterable[TrialRecord], variants: Mapping[str, Variant]) -> float | None:
     """None where a trial did not say how many tokens it saw."""
     known = [trial for trial in trials if trial.tokens is not None or trial.has_run]
     if any(trial.tokens is None for trial in known):
@@ -132,7 +132,7 @@ class _Reference:
     def _run(self, cell: Cell) -> Any:
         return self._config.run_config(cell, self._middle, self._config.seeds[0])
 
-    def variant(self, cell: Cell, trials: Iterable[Trial]) -> Variant:
+    def variant(self, cell: Cell, trials: Iterable[TrialRecord]) -> Variant:
         run = self._run(cell)
         length = lengths(run)
         return Variant(_gpt_shape(run.model), length.steps, length.tokens, run.data.sequence)
@@ -172,7 +172,7 @@ class _Own:
     def _shape(self, name: str, dimensions: Mapping[str, int]) -> ModelShape:
         return named_shape(name, tuple(dimensions.items()), self._config.reading)
 
-    def variant(self, cell: Cell, trials: Iterable[Trial]) -> Variant:
+    def variant(self, cell: Cell, trials: Iterable[TrialRecord]) -> Variant:
         own = [trial for trial in trials if trial.cell == cell.name and trial.status == "finished"]
         steps = [trial.steps for trial in own if trial.steps]
         tokens = [trial.tokens for trial in own if trial.tokens]

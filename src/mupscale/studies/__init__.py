@@ -2,6 +2,6 @@
 
 from mupscale.studies.config import StudyConfig
 from mupscale.studies.study import Snapshot, Study, retry_failed
-from mupscale.studies.trials import Trial
+from mupscale.studies.trials import TrialRecord
 
-__all__ = ["Snapshot", "Study", "StudyConfig", "Trial", "retry_failed"]
+__all__ = ["Snapshot", "Study", "StudyConfig", "TrialRecord", "retry_failed"]

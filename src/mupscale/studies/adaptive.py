@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mupscale.analysis.optima import Optimum, fit_optimum
-from mupscale.studies.trials import Point, Trial
+from mupscale.studies.trials import Point, TrialRecord
 
 Array = NDArray[np.float64]
 Span = tuple[float, float]
@@ -70,7 +70,7 @@ class Observation:
 def adaptive_round(
     space: Mapping[str, tuple[float, float]],
     seeds: Sequence[int],
-    trials: Sequence[Trial],
+    trials: Sequence[TrialRecord],
     count: int,
     tolerance: float,
 ) -> list[Point]:

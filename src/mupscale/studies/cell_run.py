@@ -12,7 +12,7 @@ from typing import Any
 from mupscale.studies.config import Cell, StudyConfig
 from mupscale.studies.planning import plan_dict
 from mupscale.studies.searching import proposals, stopping
-from mupscale.studies.trials import Point, Trial, trial_key
+from mupscale.studies.trials import Point, TrialRecord, trial_key
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class CellRun:
     nothing.
     """
 
-    def __init__(self, config: StudyConfig, cell: Cell, ended: Iterable[Trial]) -> None:
+    def __init__(self, config: StudyConfig, cell: Cell, ended: Iterable[TrialRecord]) -> None:
         self.config, self.cell = config, cell
-        self.trials: dict[int, Trial] = {trial.number: trial for trial in ended}
+        self.trials: dict[int, TrialRecord] = {trial.number: trial for trial in ended}
         self.done = False
         self._round, self._first = self._begun()
         "The round under way, and the number of its first trial."
@@ -60,7 +60,7 @@ class CellRun:
         """
         return self._waiting.popleft() if self._waiting else None
 
-    def add(self, trial: Trial) -> None:
+    def add(self, trial: TrialRecord) -> None:
         self.trials[trial.number] = trial
         self._awaited.discard(trial.number)
         if not self._awaited and not self._waiting:
@@ -131,7 +131,7 @@ def trainer_of(config: StudyConfig) -> dict[str, Any]:
     }
 
 
-def fingerprint(work: Mapping[str, Any]) -> str:
+def fingerprint_of(work: Mapping[str, Any]) -> str:
     """Of all that decides a trial's result; places, records and early stopping are not among it."""
     trainer = {
         name: value

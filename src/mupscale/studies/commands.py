@@ -19,8 +19,8 @@ from typing import IO, Any, Self
 from mupscale.engines.process import ending
 from mupscale.errors import MupscaleError, OptionError, StorageError, UnknownNameError
 from mupscale.studies import guard
-from mupscale.studies.curves import Curve, TrialStopped
-from mupscale.studies.readings import Lines, Metrics, check_metrics, metrics_in, tell
+from mupscale.studies.curves import LossCurve, TrialStopped
+from mupscale.studies.readings import Lines, MetricReader, check_metrics, metrics_in, tell
 
 GRACE_SECONDS = 5.0
 """How long a command that is asked to stop may take, to save its state, before it is killed."""
@@ -139,7 +139,7 @@ def check_time_limit(seconds: Any) -> None:
         raise OptionError(f"trainer.time_limit = {seconds!r} must be a number of seconds above 0.")
 
 
-def run(command: Command, folder: Path, curve: Curve, lock: int) -> dict[str, Any]:
+def run(command: Command, folder: Path, curve: LossCurve, lock: int) -> dict[str, Any]:
     """Run a command to its end, and say how it went. What it prints is in output.txt, all of it.
 
     `lock` is a file that stays open until the last of its processes has gone.
@@ -164,7 +164,9 @@ def run(command: Command, folder: Path, curve: Curve, lock: int) -> dict[str, An
     return curve.result("finished", loss=curve.loss)
 
 
-def _followed(command: Command, output: Path, metrics: Metrics, curve: Curve, lock: int) -> int:
+def _followed(
+    command: Command, output: Path, metrics: MetricReader, curve: LossCurve, lock: int
+) -> int:
     """The exit status; each line that is printed is seen as it comes."""
     deadline = math.inf if command.time_limit is None else time.monotonic() + command.time_limit
     lines, looked = Lines(), 0.0

@@ -44,7 +44,7 @@ class Search:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class EngineConfig:
     """Where trials run."""
 
     name: Literal["local", "ray"] = "local"
@@ -120,7 +120,7 @@ class StudyConfig:
     vary: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     variants: tuple[Mapping[str, Any], ...] = ()
     search: Search = Search()
-    engine: Engine = Engine()
+    engine: EngineConfig = EngineConfig()
     trainer: Trainer | None = None
     storage: str | None = None
     keep_runs: bool = False
@@ -160,7 +160,7 @@ class StudyConfig:
             vary=_vary(given.pop("vary", {})),
             variants=tuple(_listed("variants", given.pop("variants", []), (Mapping,))),
             search=settings.section("search", Search, given.pop("search", {})),
-            engine=settings.section("engine", Engine, given.pop("engine", {})),
+            engine=settings.section("engine", EngineConfig, given.pop("engine", {})),
             trainer=_trainer(given.pop("trainer", None)),
             storage=settings.typed("storage", given.pop("storage", None), str | None),
             keep_runs=settings.typed("keep_runs", given.pop("keep_runs", False), bool),

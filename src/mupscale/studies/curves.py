@@ -22,7 +22,7 @@ class TrialStopped(Exception):  # noqa: N818 - no error: it ends a trial that ne
         self.status: Ending = status
 
 
-class Curve:
+class LossCurve:
     """The losses of a trial, judged as they come. `steps` is what the whole run has, once it is
     known.
     """
@@ -103,7 +103,7 @@ class Curve:
     def points(self) -> list[list[float]]:
         """At most 64 of (last step, mean loss), to six digits.
 
-        >>> curve = Curve(steps=128)
+        >>> curve = LossCurve(steps=128)
         >>> for step in range(1, 7):
         ...     curve.add(10 / step)
         >>> curve.points()

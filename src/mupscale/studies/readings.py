@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mupscale.errors import OptionError, UnknownNameError
-from mupscale.studies.curves import Curve
+from mupscale.studies.curves import LossCurve
 from mupscale.studies.names import inside, plain
 
 LONGEST_LINE = 10_000
@@ -51,7 +51,7 @@ class Lines:
         return self.feed(b"\n")
 
 
-class Metrics(ABC):
+class MetricReader(ABC):
     """Where losses are looked for: in lines that are printed, and from time to time elsewhere."""
 
     def __init__(self, described: str) -> None:
@@ -61,19 +61,19 @@ class Metrics(ABC):
     def reports(self, line: str) -> Mapping[str, Any]:
         """What a printed line reports; nothing if it is none."""
 
-    def look(self, curve: Curve, last: bool) -> None:
+    def look(self, curve: LossCurve, last: bool) -> None:
         """Tell the curve of what was reported elsewhere; `last` when the command has ended."""
         return
 
 
-class Printed(Metrics):
+class Printed(MetricReader):
     """JSON objects among the lines that the command prints."""
 
     def reports(self, line: str) -> Mapping[str, Any]:
         return _json_object(line)
 
 
-class Matched(Metrics):
+class Matched(MetricReader):
     """Whatever an expression finds in a line; all that it finds in one line is one report."""
 
     def __init__(self, described: str, pattern: re.Pattern[str]) -> None:
@@ -87,7 +87,7 @@ class Matched(Metrics):
         return found
 
 
-class Written(Metrics):
+class Written(MetricReader):
     """JSON lines that the command appends to a file, which may be replaced meanwhile."""
 
     def __init__(self, described: str, path: Path) -> None:
@@ -97,13 +97,13 @@ class Written(Metrics):
     def reports(self, line: str) -> Mapping[str, Any]:
         return {}
 
-    def look(self, curve: Curve, last: bool) -> None:
+    def look(self, curve: LossCurve, last: bool) -> None:
         for line in self._new_lines(curve):
             tell(_json_object(line), curve)
         for line in self._lines.end() if last else ():
             tell(_json_object(line), curve)
 
-    def _new_lines(self, curve: Curve) -> Iterator[str]:
+    def _new_lines(self, curve: LossCurve) -> Iterator[str]:
         try:
             file = self._path.open("rb")
         except OSError:  # not there yet
@@ -124,7 +124,7 @@ def check_metrics(text: Any) -> None:
     metrics_in(text, Path())
 
 
-def metrics_in(text: Any, folder: Path) -> Metrics:
+def metrics_in(text: Any, folder: Path) -> MetricReader:
     """Of a trial: "json", "file:NAME" in its folder, or "regex:…" with a group named loss."""
     kind, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
     if text == "json":
@@ -159,11 +159,11 @@ def _pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def tell(report: Mapping[str, Any], curve: Curve) -> None:
+def tell(report: Mapping[str, Any], curve: LossCurve) -> None:
     """Add what one line reported; what is not a number is garbage and left out. Raises as the curve
     does.
 
-    >>> curve = Curve()
+    >>> curve = LossCurve()
     >>> tell({"loss": "2.5", "step": 10, "steps": 40}, curve)
     >>> curve.loss, curve.step, curve.steps
     (2.5, 10, 40)

@@ -11,7 +11,7 @@ import numpy as np
 from mupscale.errors import MissingExtraError, OptionError
 from mupscale.studies.adaptive import TOLERANCE, Observation, next_points
 from mupscale.studies.stopping import FAR, hopeless, reference
-from mupscale.studies.trials import Point, Trial
+from mupscale.studies.trials import Point, TrialRecord
 
 try:
     import optuna
@@ -29,7 +29,7 @@ Space = Mapping[str, tuple[float, float]]
 
 
 def tpe_round(
-    space: Space, seeds: Sequence[int], seed: int, trials: Sequence[Trial], count: int
+    space: Space, seeds: Sequence[int], seed: int, trials: Sequence[TrialRecord], count: int
 ) -> list[Point]:
     """Optuna's TPE, given the trials so far. Trials of a round know of each other (constant
     liar).
@@ -64,7 +64,7 @@ def _in_memory(sampler: BaseSampler) -> "Study":
         optuna.logging.set_verbosity(level)
 
 
-def _frozen(trial: Trial, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
+def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
     """A diverged or hopeless trial is a pruned one: worse than all that finished, and by its last
     loss.
     """

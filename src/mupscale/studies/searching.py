@@ -13,7 +13,7 @@ import numpy as np
 from mupscale.studies.adaptive import adaptive_round
 from mupscale.studies.config import Search, StudyConfig
 from mupscale.studies.stopping import Stopping, reference
-from mupscale.studies.trials import Point, Trial, best
+from mupscale.studies.trials import Point, TrialRecord, best
 
 Space = Mapping[str, tuple[float, float]]
 
@@ -27,7 +27,7 @@ search.
 """
 
 
-def proposals(config: StudyConfig, space: Space, trials: Sequence[Trial]) -> list[Point]:
+def proposals(config: StudyConfig, space: Space, trials: Sequence[TrialRecord]) -> list[Point]:
     """The next round of a cell with this space, given all trials of its rounds so far; empty when
     it is done.
     """
@@ -50,7 +50,7 @@ def proposals(config: StudyConfig, space: Space, trials: Sequence[Trial]) -> lis
     return adaptive_round(space, config.seeds, trials, count, search.tolerance)[:left]
 
 
-def _left(search: Search, trials: Sequence[Trial]) -> int:
+def _left(search: Search, trials: Sequence[TrialRecord]) -> int:
     """Trials that the budget still allows."""
     spent = sum(trial.tokens or 0 for trial in trials)
     if search.tokens is not None and spent >= search.tokens:
@@ -90,7 +90,7 @@ def random_point(space: Space, seeds: Sequence[int], seed: int, number: int) -> 
     return Point(params, seeds[number % len(seeds)])
 
 
-def stopping(config: StudyConfig, trials: Sequence[Trial], seed: int) -> Stopping | None:
+def stopping(config: StudyConfig, trials: Sequence[TrialRecord], seed: int) -> Stopping | None:
     """What a new trial is measured against: the best one of its seed so far, which saw the same
     batches.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.engines import Engine, Outcome, Session, engine_named
-from mupscale.engines.carrying import TerminatedError, terminable
+from mupscale.engines.jobs import TerminatedError, terminable
 from mupscale.engines.ledger import Ledger
 from mupscale.errors import (
     InterruptedJobsError,
@@ -27,13 +27,13 @@ from mupscale.errors import (
     StudyFailedError,
 )
 from mupscale.records import write_whole
-from mupscale.studies.cell_run import CellRun, Proposed, assignment, fingerprint, trainer_of
+from mupscale.studies.cell_run import CellRun, Proposed, assignment, fingerprint_of, trainer_of
 from mupscale.studies.config import StudyConfig
 from mupscale.studies.names import inside
 from mupscale.studies.planning import check_plan, with_reading
 from mupscale.studies.storage import Mirror
 from mupscale.studies.trainers import check_trainer, train
-from mupscale.studies.trials import Trial
+from mupscale.studies.trials import TrialRecord
 
 RECORDS, CONFIG, STATUS = "records.jsonl", "study.toml", "status.json"
 
@@ -45,7 +45,7 @@ class Snapshot:
     """Where a study stands: trials by cell, and which run now (trial: since when)."""
 
     config: StudyConfig
-    cells: Mapping[str, Mapping[int, Trial]]
+    cells: Mapping[str, Mapping[int, TrialRecord]]
     expected: Mapping[str, int]
     "Trials that are known to belong to each cell so far."
     done: frozenset[str]
@@ -53,7 +53,7 @@ class Snapshot:
     running: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TrialRecord]:
         return [trial for cell in self.cells.values() for _, trial in sorted(cell.items())]
 
 
@@ -106,7 +106,7 @@ class Study:
 
     def snapshot(self) -> Snapshot:
         """As the files tell it, also while another process runs it."""
-        cells: dict[str, dict[int, Trial]] = {cell.name: {} for cell in self.config.cells()}
+        cells: dict[str, dict[int, TrialRecord]] = {cell.name: {} for cell in self.config.cells()}
         for trial in self._recorded():
             cells.setdefault(trial.cell, {})[trial.number] = trial
         runs = [
@@ -126,14 +126,14 @@ class Study:
             return {}
 
     @property
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TrialRecord]:
         """All that have ended, by cell and number."""
         order = {cell.name: place for place, cell in enumerate(self.config.cells())}
         return sorted(
             self._recorded(), key=lambda trial: (order.get(trial.cell, len(order)), trial.number)
         )
 
-    def _recorded(self) -> Iterator[Trial]:
+    def _recorded(self) -> Iterator[TrialRecord]:
         records = self.folder / RECORDS
         return _trials(Ledger.read(records)[1]) if records.exists() else iter(())
 
@@ -154,7 +154,7 @@ class Study:
         known = (
             {}
             if reuse is None
-            else {trial.same: trial for trial in reuse.trials if trial.status in _REUSABLE}
+            else {trial.fingerprint: trial for trial in reuse.trials if trial.status in _REUSABLE}
         )
         engine = engine or self._engine()
         about = {"study": self.config.identity()}
@@ -213,13 +213,13 @@ class _Driver:
         self,
         study: Study,
         book: Ledger,
-        known: Mapping[str, Trial],
+        known: Mapping[str, TrialRecord],
         report: Callable[[Snapshot], None],
         remark: Remark,
     ) -> None:
         self.study, self.config, self.book, self.known = study, study.config, book, known
         self.report, self.remark = report, remark
-        ended: dict[str, list[Trial]] = {}
+        ended: dict[str, list[TrialRecord]] = {}
         for trial in _trials(book.results):
             ended.setdefault(trial.cell, []).append(trial)
         self.cells = [
@@ -228,7 +228,7 @@ class _Driver:
         self._turn = deque(range(len(self.cells)))
         self._submitted: dict[str, tuple[Proposed, str, float]] = {}
         self._ran = any(trial.has_run for trials in ended.values() for trial in trials)
-        self._failures: list[Trial] = []
+        self._failures: list[TrialRecord] = []
         self._places = 1
         self._stops: Counter[str] = Counter()
         self._status_due = 0.0
@@ -281,8 +281,8 @@ class _Driver:
                 return filled
             filled = True
             if not self._reused(proposed):
-                work, same = self._work(proposed)
-                self._submitted[proposed.key] = (proposed, same, time.time())
+                work, fingerprint = self._work(proposed)
+                self._submitted[proposed.key] = (proposed, fingerprint, time.time())
                 session.submit(proposed.key, work)
         return filled
 
@@ -299,17 +299,17 @@ class _Driver:
     def _work(self, proposed: Proposed) -> tuple[dict[str, Any], str]:
         folder = inside(self.study.folder, "trials", proposed.cell.name, f"{proposed.number:04d}")
         work = assignment(self.config, proposed, str(folder))
-        return work, fingerprint(work)
+        return work, fingerprint_of(work)
 
     def _reused(self, proposed: Proposed) -> bool:
         if not self.known:
             return False
-        _, same = self._work(proposed)
-        found = self.known.get(same)
+        _, fingerprint = self._work(proposed)
+        found = self.known.get(fingerprint)
         if found is not None:
             self._keep(
                 proposed,
-                same,
+                fingerprint,
                 {name: getattr(found, name) for name in _RESULT},
                 attempts=found.attempts,
             )
@@ -332,7 +332,7 @@ class _Driver:
         return again
 
     def _take(self, outcome: Outcome) -> None:
-        proposed, same, began = self._submitted.pop(outcome.job)
+        proposed, fingerprint, began = self._submitted.pop(outcome.job)
         result: dict[str, Any]
         if outcome.failure is None:
             result = dict(outcome.result)
@@ -340,7 +340,7 @@ class _Driver:
             status = outcome.failure.kind if outcome.failure.kind in _FAILED else "failed"
             result = {"status": status, "loss": None, "error": str(outcome.failure.error)}
         attempts = max(outcome.attempts, int(result.pop("attempts", None) or 1))
-        trial = self._keep(proposed, same, {"began": began} | result, attempts=attempts)
+        trial = self._keep(proposed, fingerprint, {"began": began} | result, attempts=attempts)
         if not self.config.keep_runs and trial.status not in _FAILED:
             shutil.rmtree(
                 inside(self.study.folder, "trials", trial.cell, f"{trial.number:04d}"),
@@ -349,11 +349,11 @@ class _Driver:
         self._watch(trial)
 
     def _keep(
-        self, proposed: Proposed, same: str, result: Mapping[str, Any], attempts: int
-    ) -> Trial:
+        self, proposed: Proposed, fingerprint: str, result: Mapping[str, Any], attempts: int
+    ) -> TrialRecord:
         """On disk first, then everywhere else."""
         cell = proposed.cell
-        trial = Trial(
+        trial = TrialRecord(
             cell=cell.name,
             rule=cell.rule_name,
             variant=cell.variant,
@@ -361,7 +361,7 @@ class _Driver:
             round=proposed.round,
             seed=proposed.point.seed,
             params=dict(proposed.point.params),
-            same=same,
+            fingerprint=fingerprint,
             attempts=attempts,
             **result,
         )
@@ -373,7 +373,7 @@ class _Driver:
         self.report(self.snapshot())
         return trial
 
-    def _watch(self, trial: Trial) -> None:
+    def _watch(self, trial: TrialRecord) -> None:
         """End a study in which nothing runs: the fault is in its settings, and every trial would
         cost its time.
         """
@@ -428,9 +428,9 @@ _RESULT = (
 )
 
 
-def _trials(rows: Mapping[str, Any]) -> Iterator[Trial]:
+def _trials(rows: Mapping[str, Any]) -> Iterator[TrialRecord]:
     for key, values in rows.items():
-        yield Trial.from_dict(key, values)
+        yield TrialRecord.from_dict(key, values)
 
 
 def _first_line(text: str | None) -> str:

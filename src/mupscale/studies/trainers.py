@@ -27,14 +27,14 @@ from mupscale.errors import OptionError, StorageError, UnknownNameError
 from mupscale.records import read_lines, write_whole
 from mupscale.studies import commands
 from mupscale.studies.commands import check_command
-from mupscale.studies.curves import Curve, TrialStopped
+from mupscale.studies.curves import LossCurve, TrialStopped
 from mupscale.studies.names import inside
 from mupscale.studies.readings import count, number
 from mupscale.targets import functions
 from mupscale.training import Progress, RunConfig, lengths, run
 from mupscale.training.metrics import Metrics
 
-__all__ = ["Assignment", "Trial", "TrialStopped", "check_command", "check_trainer", "train"]
+__all__ = ["TrialAssignment", "Trial", "TrialStopped", "check_command", "check_trainer", "train"]
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "reference": ("kind", "ranks"),
@@ -48,7 +48,7 @@ LOCK_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assignment:
+class TrialAssignment:
     """One trial, as the driver hands it out."""
 
     trial: str
@@ -67,15 +67,15 @@ class Assignment:
     trainer: Mapping[str, Any]
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> "Assignment":
-        known = [field.name for field in dataclasses.fields(Assignment)]
+    def from_dict(values: Mapping[str, Any]) -> "TrialAssignment":
+        known = [field.name for field in dataclasses.fields(TrialAssignment)]
         for name in values:
             if name not in known:
                 raise UnknownNameError("part of an assignment", name, known)
         missing = [name for name in known if name not in values]
         if missing:
             raise OptionError(f"an assignment lacks {', '.join(missing)}.")
-        return Assignment(**values)
+        return TrialAssignment(**values)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -84,7 +84,7 @@ class Assignment:
 class Trial:
     """What a function of one's own gets: the point to try, and a way to tell of progress."""
 
-    def __init__(self, assignment: Assignment, folder: Path, curve: Curve) -> None:
+    def __init__(self, assignment: TrialAssignment, folder: Path, curve: LossCurve) -> None:
         self.params: dict[str, float] = dict(assignment.params)
         self.rule: str = assignment.rule
         self.variant: dict[str, int | float | str] = dict(assignment.variant)
@@ -148,17 +148,17 @@ def check_trainer(trainer: Mapping[str, Any], names: Iterable[str]) -> None:
 
 
 def train(assignment: Mapping[str, Any]) -> dict[str, Any]:
-    """Carry out one trial and say how it went; see the fields in `Curve.result`.
+    """Carry out one trial and say how it went; see the fields in `LossCurve.result`.
 
     What goes wrong in the user's own trainer is a result, with the status "failed". What is wrong
     with the assignment, a disk that is full and memory that runs out are raised: the trial can be
     had later.
     """
-    given = Assignment.from_dict(assignment)
+    given = TrialAssignment.from_dict(assignment)
     kind = _kind(given.trainer)
     began = time.perf_counter()
     folder = _own_folder(given)
-    curve = Curve(given.stop)
+    curve = LossCurve(given.stop)
     with _held(folder) as lock:
         attempts = _counted(folder)
         if kind != "reference" and given.plan is not None:
@@ -198,7 +198,7 @@ def _check_environment(environment: Any) -> None:
 # The folder
 
 
-def _own_folder(given: Assignment) -> Path:
+def _own_folder(given: TrialAssignment) -> Path:
     """The trial's folder, which must be where its name says, whatever links there are."""
     names = given.trial.split("/")
     folder = Path(given.folder).absolute()
@@ -261,7 +261,9 @@ def _counted(folder: Path) -> int:
 # The reference model
 
 
-def _by_reference(given: Assignment, folder: Path, curve: Curve, lock: int) -> dict[str, Any]:
+def _by_reference(
+    given: TrialAssignment, folder: Path, curve: LossCurve, lock: int
+) -> dict[str, Any]:
     config = RunConfig.from_dict(given.config)
     ranks = given.trainer.get("ranks", 1)
     if ranks > 1 and config.machine.shard == "none":
@@ -274,7 +276,7 @@ def _by_reference(given: Assignment, folder: Path, curve: Curve, lock: int) -> d
 
 
 def _in_this_process(
-    config: RunConfig, folder: Path, curve: Curve, ranks: int, lock: int
+    config: RunConfig, folder: Path, curve: LossCurve, ranks: int, lock: int
 ) -> dict[str, Any]:
     every, begun = config.record.log_every, False
 
@@ -299,7 +301,7 @@ def _in_this_process(
 
 
 def _in_processes(
-    config: RunConfig, folder: Path, curve: Curve, ranks: int, lock: int
+    config: RunConfig, folder: Path, curve: LossCurve, ranks: int, lock: int
 ) -> dict[str, Any]:
     """Several ranks of one run, started as a user would: torchrun -m mupscale train."""
     chosen = (
@@ -329,7 +331,7 @@ def _in_processes(
 def _recorded(folder: Path) -> dict[str, Any]:
     """Of a run that has ended."""
     record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-    curve = Curve(steps=record["steps"])
+    curve = LossCurve(steps=record["steps"])
     for row in read_lines(folder / "metrics.jsonl")[0]:
         if not row.get("diverged"):
             curve.add(row["loss"], row["step"])
@@ -351,7 +353,9 @@ def _one_thread() -> Generator[None]:
 # A function of one's own
 
 
-def _by_function(given: Assignment, folder: Path, curve: Curve, lock: int) -> dict[str, Any]:
+def _by_function(
+    given: TrialAssignment, folder: Path, curve: LossCurve, lock: int
+) -> dict[str, Any]:
     name = str(given.trainer.get("name"))
     trial = Trial(given, folder, curve)
     with functions.loaded(name) as function:
@@ -386,7 +390,7 @@ def _told(name: str, error: BaseException) -> str:
     return f"{name} raised {type(error).__name__}: {str(error)[:2000]}\n{frames}"
 
 
-def _returned(name: str, returned: Any, curve: Curve) -> dict[str, Any]:
+def _returned(name: str, returned: Any, curve: LossCurve) -> dict[str, Any]:
     """What the function gave back: the loss, or a mapping with it."""
     metrics = (
         cast(Mapping[str, Any], returned) if isinstance(returned, Mapping) else {"loss": returned}
@@ -409,7 +413,9 @@ def _returned(name: str, returned: Any, curve: Curve) -> dict[str, Any]:
 # A command of one's own
 
 
-def _by_command(given: Assignment, folder: Path, curve: Curve, lock: int) -> dict[str, Any]:
+def _by_command(
+    given: TrialAssignment, folder: Path, curve: LossCurve, lock: int
+) -> dict[str, Any]:
     trainer = given.trainer
     own = {"MUPSCALE_TRIAL": given.trial, "MUPSCALE_FOLDER": str(folder)}
     command = commands.Command(
@@ -421,7 +427,7 @@ def _by_command(given: Assignment, folder: Path, curve: Curve, lock: int) -> dic
     return commands.run(command, folder, curve, lock)
 
 
-def _values(given: Assignment, folder: Path) -> dict[str, float | str]:
+def _values(given: TrialAssignment, folder: Path) -> dict[str, float | str]:
     """What the placeholders stand for."""
     always: dict[str, float | str] = {
         "seed": given.seed, "folder": str(folder), "rule": given.rule, "trial": given.trial, "python": sys.executable,
@@ -430,7 +436,7 @@ def _values(given: Assignment, folder: Path) -> dict[str, float | str]:
     return {**given.variant, **given.params, **always, **plan}
 
 
-_BY: dict[str, Callable[[Assignment, Path, Curve, int], dict[str, Any]]] = {
+_BY: dict[str, Callable[[TrialAssignment, Path, LossCurve, int], dict[str, Any]]] = {
     "reference": _by_reference,
     "function": _by_function,
     "command": _by_command,

@@ -21,7 +21,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class TrialRecord:
     """A trial that has ended. `loss` is None unless it finished; `curve` holds (step, training
     loss).
     """
@@ -44,7 +44,7 @@ class Trial:
     began: float | None = None
     seconds: float | None = None
     error: str | None = None
-    same: str = ""
+    fingerprint: str = ""
     "A fingerprint of all that decides the result: trials that share it have the same."
 
     @property
@@ -61,12 +61,15 @@ class Trial:
         return self.status in ("finished", "diverged", "stopped")
 
     def to_dict(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        values["same"] = values.pop("fingerprint")  # the key that records have always had
+        return values
 
     @staticmethod
-    def from_dict(key: str, values: Mapping[str, Any]) -> "Trial":
+    def from_dict(key: str, values: Mapping[str, Any]) -> "TrialRecord":
         try:
-            trial = Trial(**values)
+            fields = {"same": "", **values}
+            trial = TrialRecord(fingerprint=fields.pop("same"), **fields)
         except TypeError as error:
             raise StorageError(
                 f"the record of {key} is not a trial's: {error}. Restore it from a copy."
@@ -87,7 +90,7 @@ def trial_key(cell: str, number: int) -> str:
     return f"{cell}/{number:04d}"
 
 
-def best(trials: Sequence[Trial]) -> Trial | None:
+def best(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """The finished trial with the lowest loss."""
     finished = [trial for trial in trials if trial.loss is not None]
     return min(finished, key=lambda trial: trial.loss or 0.0, default=None)

@@ -63,7 +63,7 @@ class CheckSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class PageData:
-    """All that a page shows. `trials` are dictionaries as `Trial.to_dict` gives them, those that
+    """All that a page shows. `trials` are dictionaries as `TrialRecord.to_dict` gives them, those that
     failed included.
     """
 

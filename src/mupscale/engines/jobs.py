@@ -1,4 +1,4 @@
-"""`carry_out`: jobs on an engine, with a ledger that makes them resumable."""
+"""`run_jobs`: jobs on an engine, with a ledger that makes them resumable."""
 
 import signal
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -16,7 +16,7 @@ def _silent(*_: object) -> None:
     pass
 
 
-def carry_out(
+def run_jobs(
     function: Callable[[Any], Any],
     jobs: Mapping[str, Any],
     *,
@@ -34,7 +34,7 @@ def carry_out(
     what is being run: a ledger of something else is refused. Ctrl-C and SIGTERM end the workers and
     raise InterruptedJobsError.
 
-    >>> carry_out(abs, {"a": -1, "b": 2}, engine=Local(workers=0))
+    >>> run_jobs(abs, {"a": -1, "b": 2}, engine=Local(workers=0))
     {'a': 1, 'b': 2}
     """
     results: dict[str, Any] = {}
