@@ -17,7 +17,7 @@ class SequenceLength:
 
 
 @dataclass(frozen=True)
-class Length:
+class RunLength:
     """A run of the target."""
 
     tokens: int
@@ -60,7 +60,7 @@ def sequence_for(shape: ModelShape, asked: int | None) -> SequenceLength:
 
 def length_for(
     parameters: int, total: float, sequence: SequenceLength, rule: BatchRule = "table"
-) -> Length:
+) -> RunLength:
     """The run of a model with so many parameters on so many tokens.
 
     The batch rule counts sequences of 8192; other sequences fill the same number of tokens.
@@ -83,7 +83,7 @@ def length_for(
         steps = max(1, round(round(tokens / size) / batch))
     else:
         steps = max(1, round(tokens / batch_tokens))
-    return Length(
+    return RunLength(
         tokens, tokens / parameters, size, sequence.source, batch_tokens, batch, rule, steps,
         warmup_iterations(steps, 1, batch_tokens),
     )  # fmt: skip

@@ -12,9 +12,9 @@ from typing import Any
 from mupscale.analysis.estimates import Estimate
 from mupscale.planning import Plan
 from mupscale.recipes import exports, showing
-from mupscale.recipes.lengths import Length
+from mupscale.recipes.lengths import RunLength
 from mupscale.recipes.predicting import Extrapolated
-from mupscale.recipes.rows import Row
+from mupscale.recipes.rows import RecipeRow
 from mupscale.recipes.shapes import ModelShape
 from mupscale.recipes.told import Betas, Told, in_words, request
 from mupscale.recipes.values import BaseValue, CarriedDecay
@@ -23,7 +23,7 @@ FORMAT = "mupscale recipe"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class StudyEvidence:
     """What stands behind the numbers of a recipe."""
 
     study: str
@@ -73,10 +73,10 @@ class Recipe:
     """
     settings: Mapping[str, Any]
     "Of the study's optimizer."
-    length: Length
+    length: RunLength
     plan: Plan = field(repr=False)
-    rows: tuple[Row, ...] = field(repr=False)
-    evidence: Evidence
+    rows: tuple[RecipeRow, ...] = field(repr=False)
+    evidence: StudyEvidence
     extrapolated: Extrapolated | None
     risks: tuple[str, ...]
     doubts: tuple[str, ...]

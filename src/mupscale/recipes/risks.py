@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mupscale.analysis.families import RuleTransfer, StudyAnalysis
 from mupscale.planning import Plan
-from mupscale.recipes.lengths import Length
+from mupscale.recipes.lengths import RunLength
 from mupscale.recipes.shapes import ModelShape
 from mupscale.recipes.swept import Swept
 
@@ -14,7 +14,7 @@ FEW_SEEDS = 3
 def risks(
     swept: Swept,
     target: ModelShape,
-    length: Length,
+    length: RunLength,
     plan: Plan,
     analysis: StudyAnalysis,
     transfer: RuleTransfer,
@@ -80,7 +80,7 @@ def _architecture(swept: Swept, target: ModelShape) -> Iterator[str]:
         yield "the variants of the study have different bases: that of the first is taken. Write all of [base]"
 
 
-def _training(swept: Swept, length: Length) -> Iterator[str]:
+def _training(swept: Swept, length: RunLength) -> Iterator[str]:
     for what, here, form in (
         ("tokens_per_parameter", length.tokens_per_parameter, "{} tokens per parameter"),
         ("batch_tokens", length.batch_tokens, "a batch of {} tokens"),
@@ -94,7 +94,7 @@ def _training(swept: Swept, length: Length) -> Iterator[str]:
             yield f"{form.format(amount(here))}, {times}{silent}"
 
 
-def _positions(target: ModelShape, length: Length) -> Iterator[str]:
+def _positions(target: ModelShape, length: RunLength) -> Iterator[str]:
     if (
         length.sequence is not None
         and target.positions is not None

@@ -8,7 +8,7 @@ from mupscale.planning.groups import BaseValues
 
 
 @dataclass(frozen=True)
-class Row:
+class RecipeRow:
     """What the parameters of one template get; `*` in `pattern` stands for the number of the layer.
 
     `std` is None for what is not drawn, `start` for what is; both are None for what stays as the
@@ -36,7 +36,7 @@ class Row:
         return self.std, self.start, self.lr, self.weight_decay, self.eps
 
 
-def rows_of(plan: Plan, base: Mapping[str, BaseValues], std: float) -> tuple[Row, ...]:
+def rows_of(plan: Plan, base: Mapping[str, BaseValues], std: float) -> tuple[RecipeRow, ...]:
     """Every parameter of a plan, in its order. `base` holds the tuned values of each of its
     optimizers.
 
@@ -50,7 +50,7 @@ def rows_of(plan: Plan, base: Mapping[str, BaseValues], std: float) -> tuple[Row
 
 def _rows(
     group: Sequence[PlannedParameter], base: Mapping[str, BaseValues], std: float
-) -> list[Row]:
+) -> list[RecipeRow]:
     alike = [_row(p, p.template, len(group), base, std) for p in group]
     if (
         len({(row.numbers, row.folded, row.multiplier, tuple(row.rows.items())) for row in alike})
@@ -62,9 +62,9 @@ def _rows(
 
 def _row(
     p: PlannedParameter, pattern: str, count: int, base: Mapping[str, BaseValues], std: float
-) -> Row:
+) -> RecipeRow:
     values = base[p.optimizer].of(p)
-    return Row(
+    return RecipeRow(
         pattern=pattern,
         role=p.role,
         count=count,

@@ -11,7 +11,7 @@ from mupscale.recipes.inert import one_line
 
 if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import Row
+    from mupscale.recipes.rows import RecipeRow
     from mupscale.recipes.values import BaseValue
 
 Table = list[list[str]]
@@ -255,13 +255,13 @@ def _plan(recipe: Recipe) -> Table:
     return lines
 
 
-def _row_eps(recipe: Recipe, row: Row) -> str:
+def _row_eps(recipe: Recipe, row: RecipeRow) -> str:
     if row.eps is None:
         return _NOT_KNOWN if "eps" in recipe.unknown else ""
     return _number(row.eps)
 
 
-def _start(row: Row) -> str:
+def _start(row: RecipeRow) -> str:
     if row.std is not None:
         return _number(row.std)
     return "as made" if row.start is None else f"set to {row.start:g}"

@@ -21,9 +21,9 @@ from mupscale.planning.groups import BaseValues, takes_no_eps
 from mupscale.reading import Reading
 from mupscale.reading.structure import class_of
 from mupscale.recipes.choosing import choose
-from mupscale.recipes.lengths import Length, length_for, sequence_for, total_tokens
+from mupscale.recipes.lengths import RunLength, length_for, sequence_for, total_tokens
 from mupscale.recipes.predicting import doubts, extrapolated, found_optima, predicted
-from mupscale.recipes.recipe import Evidence, Recipe
+from mupscale.recipes.recipe import Recipe, StudyEvidence
 from mupscale.recipes.risks import risks
 from mupscale.recipes.rows import rows_of
 from mupscale.recipes.shapes import ModelShape, shape_of
@@ -147,7 +147,7 @@ def _length(
     tokens: float | None,
     per_parameter: float | None,
     sequence: int | None,
-) -> Length | None:
+) -> RunLength | None:
     """None where nothing says how many tokens the run has."""
     if tokens is None and per_parameter is None:
         per_parameter = swept.variants[0].tokens_per_parameter
@@ -164,7 +164,7 @@ def _lacking(
     swept: Swept,
     searched: Collection[str],
     given: Mapping[str, float | None],
-    length: Length | None,
+    length: RunLength | None,
 ) -> tuple[str, ...]:
     """What a recipe cannot do without."""
     found = [
@@ -301,11 +301,11 @@ def _base_values(
 
 def _evidence(
     swept: Swept, analysis: StudyAnalysis, moved: RuleTransfer, target_flops: float
-) -> Evidence:
+) -> StudyEvidence:
     members = tuple(member.label for member in moved.members)
     axis = {None: "nothing", "parameters": "size"}.get(analysis.axis, analysis.axis or "")
     worst = max((one.loss for one in moved.regrets), key=lambda loss: loss.value, default=None)
-    return Evidence(
+    return StudyEvidence(
         swept.study, len(swept.trials), swept.seeds, members, axis, moved.drift, worst, analysis.confidence,
         swept.flops, target_flops,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from mupscale.reports.checks import (
     save_findings,
     save_pictures,
 )
-from mupscale.reports.curves import CurvePanel, LossCurve, curve_panels, draw_curves
+from mupscale.reports.curves import CurvePanel, RateCurve, curve_panels, draw_curves
 from mupscale.reports.maps import LossMap, MapGrid, draw_maps, map_grids
 from mupscale.reports.panels import Line, Panel, draw_panels
 from mupscale.reports.saving import save_csv, save_figure
@@ -20,10 +20,10 @@ __all__ = [
     "Band",
     "CurvePanel",
     "Line",
-    "LossCurve",
     "LossMap",
     "MapGrid",
     "Panel",
+    "RateCurve",
     "SlopeBar",
     "check_panels",
     "curve_panels",

@@ -56,7 +56,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class LossCurve:
+class RateCurve:
     """One member: its runs as (log2 rate, loss), and their mean over seeds at each rate that none
     diverged at.
     """
@@ -76,7 +76,7 @@ class CurvePanel:
     """
 
     rule: str
-    curves: tuple[LossCurve, ...]
+    curves: tuple[RateCurve, ...]
     transfer: RuleTransfer | None
     seeds: int
     joined: bool
@@ -105,13 +105,13 @@ def curve_panels(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> list[C
 
 def _curve(
     analysis: StudyAnalysis, rule: str, member: Member, runs: Sequence[Measurement]
-) -> LossCurve:
+) -> RateCurve:
     at: dict[float, list[float | None]] = {}
     for run in sorted(runs, key=lambda run: run.params["lr"]):
         at.setdefault(run.log2("lr"), []).append(
             run.loss if run.loss is None or math.isfinite(run.loss) else None
         )
-    return LossCurve(
+    return RateCurve(
         member=member,
         runs=tuple(
             (rate, loss) for rate, losses in at.items() for loss in losses if loss is not None
@@ -264,7 +264,7 @@ def _draw_mean(axes: "Axes", transfer: RuleTransfer | None) -> None:
     axes.axvline(mean, color=INK, linewidth=1, linestyle=_DASHED, zorder=1)
 
 
-def _draw_curve(axes: "Axes", curve: LossCurve, joined: bool, look: Look) -> None:
+def _draw_curve(axes: "Axes", curve: RateCurve, joined: bool, look: Look) -> None:
     if curve.runs:
         faint: Look = (
             {"alpha": 0.3, "markersize": 2.2} if joined else {"alpha": 0.75, "markersize": 2.8}

@@ -14,10 +14,10 @@ from mupscale.analysis.measurements import Measurement
 from mupscale.reports.parquet import save_parquet
 from mupscale.reports.saving import save_csv
 
-Row = Mapping[str, object]
+PlainRow = Mapping[str, object]
 
 
-def study_tables(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> dict[str, list[Row]]:
+def study_tables(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> dict[str, list[PlainRow]]:
     """All of them by name; one that has nothing to say has no rows."""
     return {
         "trials": trial_rows(runs),
@@ -29,7 +29,7 @@ def study_tables(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> dict[s
     }
 
 
-def trial_rows(runs: Sequence[Measurement]) -> list[Row]:
+def trial_rows(runs: Sequence[Measurement]) -> list[PlainRow]:
     """A row a run that ended. Searched parameters have columns of their own, as they were set."""
     names = dict.fromkeys(name for run in runs for name in run.params)
     return [
@@ -47,7 +47,7 @@ def trial_rows(runs: Sequence[Measurement]) -> list[Row]:
     ]
 
 
-def optimum_rows(analysis: StudyAnalysis) -> list[Row]:
+def optimum_rows(analysis: StudyAnalysis) -> list[PlainRow]:
     """A row a cell and searched parameter: log2 of the optimum, its interval, the loss there, and
     what it rests on.
     """
@@ -70,7 +70,7 @@ def optimum_rows(analysis: StudyAnalysis) -> list[Row]:
     ]
 
 
-def _cell(cell: CellAnalysis) -> Row:
+def _cell(cell: CellAnalysis) -> PlainRow:
     return {
         "rule": cell.rule,
         "member": cell.member.label,
@@ -78,7 +78,7 @@ def _cell(cell: CellAnalysis) -> Row:
     }
 
 
-def transfer_rows(analysis: StudyAnalysis) -> list[Row]:
+def transfer_rows(analysis: StudyAnalysis) -> list[PlainRow]:
     """A row a rule: how still its optimum of the rate stands, in octaves."""
     return [
         {
@@ -97,7 +97,7 @@ def transfer_rows(analysis: StudyAnalysis) -> list[Row]:
     ]
 
 
-def _evidence(analysis: StudyAnalysis, transfer: RuleTransfer) -> Row:
+def _evidence(analysis: StudyAnalysis, transfer: RuleTransfer) -> PlainRow:
     own = [
         cell
         for cell in analysis.cells
@@ -109,7 +109,7 @@ def _evidence(analysis: StudyAnalysis, transfer: RuleTransfer) -> Row:
     }
 
 
-def regret_rows(analysis: StudyAnalysis) -> list[Row]:
+def regret_rows(analysis: StudyAnalysis) -> list[PlainRow]:
     """A row a rule and member: the loss given up there by the proxy's optimum, and how far that
     lies from its own.
     """
@@ -128,7 +128,7 @@ def regret_rows(analysis: StudyAnalysis) -> list[Row]:
     ]
 
 
-def comparison_rows(analysis: StudyAnalysis) -> list[Row]:
+def comparison_rows(analysis: StudyAnalysis) -> list[PlainRow]:
     """A row two rules and quantity: first minus second. `better` is empty where the interval does
     not tell.
     """
@@ -146,7 +146,7 @@ def comparison_rows(analysis: StudyAnalysis) -> list[Row]:
     ]
 
 
-def variance_rows(analysis: StudyAnalysis) -> list[Row]:
+def variance_rows(analysis: StudyAnalysis) -> list[PlainRow]:
     """A row a rule, quantity and kind of optimum: variance over members, ddof 0, in the unit beside
     it.
     """
@@ -165,7 +165,7 @@ def variance_rows(analysis: StudyAnalysis) -> list[Row]:
     ]
 
 
-def save_table(rows: Sequence[Row], stem: Path) -> list[Path]:
+def save_table(rows: Sequence[PlainRow], stem: Path) -> list[Path]:
     """The rows as CSV and as Parquet beside `stem`."""
     return [
         save_csv(rows, stem.with_suffix(".csv")),
@@ -173,7 +173,7 @@ def save_table(rows: Sequence[Row], stem: Path) -> list[Path]:
     ]
 
 
-def _estimate(name: str, one: Estimate | None) -> Row:
+def _estimate(name: str, one: Estimate | None) -> PlainRow:
     """Three columns.
 
     >>> _estimate("loss", Estimate(2.0, 1.5, math.inf))

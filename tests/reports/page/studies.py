@@ -9,7 +9,7 @@ import numpy as np
 
 from mupscale.analysis.families import analyse
 from mupscale.analysis.measurements import Measurement, Member
-from mupscale.reports.page import PageData, Progress, read_check
+from mupscale.reports.page import PageData, StudyProgress, read_check
 from mupscale.reports.page.of_study import page_data
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -42,7 +42,7 @@ def page_of(runs: list[Measurement], **more: Any) -> PageData:
         "name": "made", "config": 'name = '
                                   '"made"\n', "analysis": analyse(runs, axis="width"), "runs": runs,
         "trials": [trial(run, number) for number, run in enumerate(runs)],
-        "progress": Progress(ended=len(runs), expected=len(runs)), "made_at": "2026-01-01 00:00 "
+        "progress": StudyProgress(ended=len(runs), expected=len(runs)), "made_at": "2026-01-01 00:00 "
                                                                               "UTC", "version": "0",
     }  # fmt: skip
     return PageData(**(values | more))

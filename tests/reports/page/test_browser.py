@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mupscale.reports.page import PageData, Progress, study_page
+from mupscale.reports.page import PageData, StudyProgress, study_page
 from tests.reports.page import studies
 
 PAGES = {
@@ -18,7 +18,7 @@ PAGES = {
     "surfaces": lambda: studies.page_of(studies.surfaces(), name="surfaces"),
     "hostile": studies.hostile,
     "large": lambda: studies.many(10_000),
-    "empty": lambda: studies.page_of([], progress=Progress(ended=0, expected=9, done=False)),
+    "empty": lambda: studies.page_of([], progress=StudyProgress(ended=0, expected=9, done=False)),
 }
 
 
@@ -285,14 +285,14 @@ def test_ten_thousand_trials_sort_and_filter(visit):
 def test_a_watched_page_follows_the_file_keeps_its_place_and_stops_with_the_study(visit, folder):
     going = dataclasses.replace(
         studies.page_of(studies.curves(), name="watched"),
-        progress=Progress(ended=10, expected=20, done=False),
+        progress=StudyProgress(ended=10, expected=20, done=False),
         refresh_seconds=1,
     )
     found = visit("watched", made=going)
     page = found.page
     page.locator("#trial-selects select[data-key=rule]").select_option(label="mup")
     page.evaluate("window.scrollTo({ top: 700, behavior: 'instant' })")
-    later = dataclasses.replace(going, progress=Progress(ended=15, expected=20, done=False))
+    later = dataclasses.replace(going, progress=StudyProgress(ended=15, expected=20, done=False))
     (folder / "watched.html").write_text(study_page(later), encoding="utf-8")
     page.get_by_text("15 of 20 trials have ended.").wait_for(state="attached")
     page.wait_for_function("Math.abs(window.scrollY - 700) < 2")
@@ -303,7 +303,7 @@ def test_a_watched_page_follows_the_file_keeps_its_place_and_stops_with_the_stud
         == "mup"
     )
     final = dataclasses.replace(
-        going, progress=Progress(ended=20, expected=20), refresh_seconds=None
+        going, progress=StudyProgress(ended=20, expected=20), refresh_seconds=None
     )
     (folder / "watched.html").write_text(study_page(final), encoding="utf-8")
     page.get_by_text("all 20 trials have ended.").wait_for(state="attached")

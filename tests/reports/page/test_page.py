@@ -18,7 +18,7 @@ from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import Comparison
 from mupscale.analysis.timescales import tau_epoch
 from mupscale.errors import OptionError, StorageError
-from mupscale.reports.page import Progress, read_check, study_page
+from mupscale.reports.page import StudyProgress, read_check, study_page
 from mupscale.reports.page.answer import answer
 from mupscale.reports.page.curves import curve_figure
 from mupscale.reports.page.embedding import embedded_json
@@ -87,7 +87,7 @@ def test_better_is_said_only_where_a_comparison_says_it():
 
 
 def test_an_unfinished_study_says_so_before_anything_else():
-    data = page_of(curves(), progress=Progress(ended=108, expected=200, running=2, done=False))
+    data = page_of(curves(), progress=StudyProgress(ended=108, expected=200, running=2, done=False))
     assert answer(data).lead[0].startswith("So far (108 of 200 trials have ended, 2 run now)")
 
 

@@ -13,7 +13,7 @@ from mupscale.recipes.inert import for_docstring
 
 if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import Row
+    from mupscale.recipes.rows import RecipeRow
 
 LINE = 100
 """Generated lines are at most this long, where no name is longer."""
@@ -142,7 +142,7 @@ def _kept(words: str) -> list[str]:
     return [words] if words.startswith("    ") else textwrap.wrap(_plain(words), LINE)
 
 
-def table(rows: Sequence[Row], *, folded: bool = False) -> str:
+def table(rows: Sequence[RecipeRow], *, folded: bool = False) -> str:
     """The patterns of a recipe with their values, to the last digit."""
     lines: list[str] = []
     for row in rows:

@@ -12,7 +12,7 @@ from mupscale.recipes.exports.names import LLAMA_LIKE, llama_like
 
 if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import Row
+    from mupscale.recipes.rows import RecipeRow
 
 _USE = (
     "For Megatron-LM with megatron-core 0.16. Save it as recipe.py; `python recipe.py` prints the "
@@ -82,7 +82,7 @@ def export(recipe: Recipe) -> str:
     return f"{head}\n\n{groups}\n\n{factors}\n\n\n{functions}\n"
 
 
-def _lost(recipe: Recipe, rows: Mapping[str, Row]) -> list[str]:
+def _lost(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> list[str]:
     """What Megatron cannot express of this recipe."""
     query, key = rows["q_proj"], rows["k_proj"]
     found: list[str] = []
@@ -106,7 +106,7 @@ def _lost(recipe: Recipe, rows: Mapping[str, Row]) -> list[str]:
     return found
 
 
-def _arguments(recipe: Recipe, rows: Mapping[str, Row]) -> str:
+def _arguments(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
     length, reference = recipe.length, rows["q_proj"]
     floor = recipe.told.floor
     assert recipe.betas is not None
@@ -132,7 +132,7 @@ def _arguments(recipe: Recipe, rows: Mapping[str, Row]) -> str:
     return "\n".join(lines)
 
 
-def _groups(recipe: Recipe, reference: Row) -> str:
+def _groups(recipe: Recipe, reference: RecipeRow) -> str:
     """All that differs from the flags, by value. A name that holds several parameters has the first
     one's.
     """
@@ -168,7 +168,7 @@ def _values(values: str) -> list[str]:
     return ["        {", *(f"            {value}," for value in values.split(", ")), "        },"]
 
 
-def _factors(recipe: Recipe, rows: Mapping[str, Row]) -> str:
+def _factors(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
     """Wanted over drawn: Megatron draws with --init-method-std, and with that over √(2 layers) what
     ends a branch.
     """

@@ -18,7 +18,7 @@ from mupscale.targets.shapes import shape_name
 
 if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import Row
+    from mupscale.recipes.rows import RecipeRow
 
 REGISTERED = {
     "llama-3-8b": ("llama3", "llama3_8b"),
@@ -157,7 +157,7 @@ def _groups(recipe: Recipe) -> str:
     return "\n".join(["PARAM_GROUPS = [", *lines, "]"])
 
 
-def _applied(recipe: Recipe, rows: Mapping[str, Row]) -> str:
+def _applied(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
     shape, length = recipe.shape, recipe.length
     assert shape.inner is not None
     starts = {name: f"drawn({row.std!r})" if row.std is not None else f"set_to({row.start!r})"

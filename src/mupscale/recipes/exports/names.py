@@ -11,7 +11,7 @@ from mupscale.errors import OptionError
 
 if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import Row
+    from mupscale.recipes.rows import RecipeRow
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ LLAMA_LIKE = {
 }
 
 
-def llama_like(recipe: Recipe, kind: str) -> dict[str, Row]:
+def llama_like(recipe: Recipe, kind: str) -> dict[str, RecipeRow]:
     """The rows by the last part of their name, as q_proj; a model with other parameters is
     refused.
     """

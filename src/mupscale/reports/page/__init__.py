@@ -2,6 +2,6 @@
 
 from mupscale.reports.page.building import study_page
 from mupscale.reports.page.checks import read_check
-from mupscale.reports.page.data import CheckSummary, PageData, Progress, RecipeView
+from mupscale.reports.page.data import CheckSummary, PageData, RecipeView, StudyProgress
 
-__all__ = ["CheckSummary", "PageData", "Progress", "RecipeView", "read_check", "study_page"]
+__all__ = ["CheckSummary", "PageData", "RecipeView", "StudyProgress", "read_check", "study_page"]

@@ -12,7 +12,7 @@ from mupscale.analysis.measurements import Measurement
 from mupscale.reports.curves import (
     CurvePanel,
     Found,
-    LossCurve,
+    RateCurve,
     curve_panels,
     loss_limits,
     rate_limits,
@@ -62,7 +62,7 @@ def _panel(
     }
 
 
-def _own(runs: Sequence[Measurement], rule: str, curve: LossCurve) -> list[Measurement]:
+def _own(runs: Sequence[Measurement], rule: str, curve: RateCurve) -> list[Measurement]:
     return [
         run
         for run in runs
@@ -70,13 +70,13 @@ def _own(runs: Sequence[Measurement], rule: str, curve: LossCurve) -> list[Measu
     ]
 
 
-def _flags(analysis: StudyAnalysis, rule: str, curve: LossCurve) -> tuple[str, ...]:
+def _flags(analysis: StudyAnalysis, rule: str, curve: RateCurve) -> tuple[str, ...]:
     cell = analysis.cell(rule, curve.member.label)
     return () if cell is None else cell.flags
 
 
 def _line(
-    curve: LossCurve, runs: Sequence[Measurement], shown: Sequence[Measurement]
+    curve: RateCurve, runs: Sequence[Measurement], shown: Sequence[Measurement]
 ) -> dict[str, Any]:
     seeds = Counter(run.log2("lr") for run in runs)
     return {

@@ -9,7 +9,7 @@ from mupscale.analysis.measurements import Measurement
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class StudyProgress:
     """How far the study is. `expected` may still grow where a search decides as it goes:
     `growing`.
     """
@@ -24,9 +24,9 @@ class Progress:
     def text(self) -> str:
         """In words.
 
-        >>> Progress(ended=12, expected=48, running=2, done=False).text
+        >>> StudyProgress(ended=12, expected=48, running=2, done=False).text
         '12 of 48 trials have ended, 2 run now'
-        >>> Progress(ended=48, expected=48).text
+        >>> StudyProgress(ended=48, expected=48).text
         'all 48 trials have ended'
         """
         if self.done:
@@ -73,7 +73,7 @@ class PageData:
     analysis: StudyAnalysis
     runs: Sequence[Measurement]
     trials: Sequence[Mapping[str, Any]]
-    progress: Progress
+    progress: StudyProgress
     made_at: str
     version: str
     recipe: RecipeView | None = None

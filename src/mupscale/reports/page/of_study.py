@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import mupscale
 from mupscale.analysis.families import analyse
 from mupscale.errors import StudyFailedError
-from mupscale.reports.page.data import CheckSummary, PageData, Progress, RecipeView
+from mupscale.reports.page.data import CheckSummary, PageData, RecipeView, StudyProgress
 from mupscale.reports.page.recipes import no_recipe, recipe_view
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def page_data(
     )
 
 
-def _progress(snapshot: "Snapshot") -> Progress:
-    return Progress(
+def _progress(snapshot: "Snapshot") -> StudyProgress:
+    return StudyProgress(
         ended=sum(len(cell) for cell in snapshot.cells.values()),
         expected=sum(snapshot.expected.values()),
         running=len(snapshot.running),

@@ -17,7 +17,7 @@ from mupscale.reports.page.words import (
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Headings and rows; columns in `numbers` stand flush right."""
 
     caption: str
@@ -26,7 +26,7 @@ class Table:
     numbers: frozenset[int] = frozenset()
 
 
-def optima_table(analysis: StudyAnalysis) -> Table:
+def optima_table(analysis: StudyAnalysis) -> PageTable:
     """A row a cell: where its optimum lies, and on how many runs this rests."""
     names = analysis.parameters or ("lr",)
     searched = [
@@ -46,7 +46,7 @@ def optima_table(analysis: StudyAnalysis) -> Table:
     rows = [_optimum_row(cell, names) for cell in analysis.cells]
     numbers = frozenset(range(2, len(headings) - 1))
     caption = f"Optimum of each rule on each model, with {analysis.confidence:.0%} intervals; losses in nats."
-    return Table(caption, headings, rows, numbers)
+    return PageTable(caption, headings, rows, numbers)
 
 
 def _optimum_row(cell: CellAnalysis, names: Sequence[str]) -> list[str]:
@@ -72,7 +72,7 @@ def _optimum_row(cell: CellAnalysis, names: Sequence[str]) -> list[str]:
     ]
 
 
-def transfer_table(analysis: StudyAnalysis) -> Table:
+def transfer_table(analysis: StudyAnalysis) -> PageTable:
     axis = AXES.get(analysis.axis or "", analysis.axis or "the axis")
     headings = [
         "rule", "models", "mean of log2 lr", "mean lr", "sd (octaves)", "variance (octaves²)",
@@ -97,10 +97,10 @@ def transfer_table(analysis: StudyAnalysis) -> Table:
         "the interval of the "
         "sd is for the optima without their noise."
     )
-    return Table(caption, headings, rows, frozenset(range(2, 8)))
+    return PageTable(caption, headings, rows, frozenset(range(2, 8)))
 
 
-def regret_table(analysis: StudyAnalysis) -> Table:
+def regret_table(analysis: StudyAnalysis) -> PageTable:
     headings = ["rule", "rate of", "used on", "apart (octaves)", "loss given up (nats)"]
     rows = [
         [
@@ -113,7 +113,7 @@ def regret_table(analysis: StudyAnalysis) -> Table:
         for transfer in analysis.transfers
         for one in transfer.regrets
     ]
-    return Table(
+    return PageTable(
         "What is given up by training a model with the proxy's best rate.",
         headings,
         rows,
@@ -121,7 +121,7 @@ def regret_table(analysis: StudyAnalysis) -> Table:
     )
 
 
-def comparison_table(analysis: StudyAnalysis) -> Table:
+def comparison_table(analysis: StudyAnalysis) -> PageTable:
     headings = ["quantity", "first", "second", "first − second", "unit", "better"]
     rows = [
         [
@@ -135,10 +135,10 @@ def comparison_table(analysis: StudyAnalysis) -> Table:
         for one in analysis.comparisons
     ]
     caption = "Rules against each other on the same seeds. A rule is better only where the interval leaves zero out."
-    return Table(caption, headings, rows, frozenset((3,)))
+    return PageTable(caption, headings, rows, frozenset((3,)))
 
 
-def variance_tables(analysis: StudyAnalysis) -> list[Table]:
+def variance_tables(analysis: StudyAnalysis) -> list[PageTable]:
     return [
         _variance_table(_KINDS.get(kind, kind), rows) for kind, rows in analysis.variances.items() if rows
     ]  # fmt: skip
@@ -150,14 +150,14 @@ _KINDS = {
 }
 
 
-def _variance_table(caption: str, rows: Sequence[Any]) -> Table:
+def _variance_table(caption: str, rows: Sequence[Any]) -> PageTable:
     names = list(dict.fromkeys(name for row in rows for name in row.variances))
     headings = ["rule", "models", *(f"{SHORT.get(name, name)} ({_unit(name)})" for name in names)]
     body = [
         [row.rule, str(row.members), *(_variance(row.variances, name) for name in names)]
         for row in rows
     ]
-    return Table(caption, headings, body, frozenset(range(1, len(headings))))
+    return PageTable(caption, headings, body, frozenset(range(1, len(headings))))
 
 
 def _unit(name: str) -> str:
@@ -168,7 +168,7 @@ def _variance(values: Mapping[str, float], name: str) -> str:
     return f"{values[name]:.3g}" if name in values else "–"
 
 
-def check_table(findings: Sequence[Mapping[str, Any]], quantity: str, caption: str) -> Table:
+def check_table(findings: Sequence[Mapping[str, Any]], quantity: str, caption: str) -> PageTable:
     headings = ["statistic", "role", f"slope in log {quantity}", "interval", "predicted", "verdict"]
     rows = [
         [
@@ -181,10 +181,10 @@ def check_table(findings: Sequence[Mapping[str, Any]], quantity: str, caption: s
         ]
         for one in findings
     ]
-    return Table(caption, headings, rows, frozenset((2, 3, 4)))
+    return PageTable(caption, headings, rows, frozenset((2, 3, 4)))
 
 
-def curve_table(figure: Mapping[str, Any]) -> Table:
+def curve_table(figure: Mapping[str, Any]) -> PageTable:
     """The means that the curves draw, for readers who do not see them."""
     rows = [
         [
@@ -199,10 +199,10 @@ def curve_table(figure: Mapping[str, Any]) -> Table:
         for x, mean, count in zip(line["x"], line["mean"], line["count"], strict=True)
     ]
     headings = ["rule", "model", "log2 lr (lr)", "mean loss", "seeds"]
-    return Table("Mean loss over seeds at each rate.", headings, rows, frozenset((2, 3, 4)))
+    return PageTable("Mean loss over seeds at each rate.", headings, rows, frozenset((2, 3, 4)))
 
 
-def map_table(figure: Mapping[str, Any]) -> Table:
+def map_table(figure: Mapping[str, Any]) -> PageTable:
     second = SHORT.get(figure["second"], figure["second"])
     rows = [
         [
@@ -225,7 +225,9 @@ def map_table(figure: Mapping[str, Any]) -> Table:
         "points",
         "lowest loss",
     ]
-    return Table(f"What the maps of lr and {second} mark.", headings, rows, frozenset((2, 3, 4, 5)))
+    return PageTable(
+        f"What the maps of lr and {second} mark.", headings, rows, frozenset((2, 3, 4, 5))
+    )
 
 
 def _lowest(losses: Sequence[float | None]) -> str:
