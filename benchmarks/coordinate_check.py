@@ -22,18 +22,18 @@ import torch
 from torch import Tensor
 
 from mupscale.checks import Setup, norming
-from mupscale.checks.norming import Sizes, WarmNorms
+from mupscale.checks.norming import WarmNorms, WeightSizes
 from mupscale.checks.probe import Probe, run_probe
 from mupscale.targets import Family
 from mupscale.theory import rule_named
 
-Way = Callable[[WarmNorms, int, Tensor], Sizes]
+Way = Callable[[WarmNorms, int, Tensor], WeightSizes]
 OURS: Way = WarmNorms.of
 
 
-def by_svd(_: WarmNorms, __: int, matrix: Tensor) -> Sizes:
+def by_svd(_: WarmNorms, __: int, matrix: Tensor) -> WeightSizes:
     """Every norm by torch's SVD."""
-    return Sizes(
+    return WeightSizes(
         float(torch.linalg.matrix_norm(matrix, 2)), float(torch.linalg.matrix_norm(matrix))
     )
 
@@ -52,7 +52,7 @@ class Spent:
 
 @contextmanager
 def timed_norms(way: Way, spent: Spent) -> Generator[None]:
-    def of(self: WarmNorms, key: int, matrix: Tensor) -> Sizes:
+    def of(self: WarmNorms, key: int, matrix: Tensor) -> WeightSizes:
         begin = time.process_time()
         try:
             return way(self, key, matrix)

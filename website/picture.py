@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mupscale.checks.judging import Table
+from mupscale.checks.judging import NormTable
 from mupscale.checks.statistics import STATISTICS, by_step
 from mupscale.paper.few_steps import geometric, recorded_check
 from mupscale.reports.style import COLOURS, QUIET, SETTINGS
@@ -42,7 +42,7 @@ def _updates(axes: Axes) -> None:
     for rule, (label, colour) in RULES.items():
         check = recorded_check(RESULTS / "coordinate-check" / "paper" / rule, 60)
         for role, line in (("key", "-"), ("value", "--")):
-            rows = Table(check.runs, "r").means(
+            rows = NormTable(check.runs, "r").means(
                 lambda run, role=role: by_step(run, STATISTICS["update"], role)
             )
             over = np.array(rows) / np.array(rows)[:, :1]

@@ -16,7 +16,7 @@ from mupscale.data import open_corpus, storing
 from mupscale.data.corpus import Document
 from mupscale.data.hub import HubText, open_hub
 from mupscale.data.opening import Library
-from mupscale.data.preparing import Job, prepare
+from mupscale.data.preparing import TokenizingJob, prepare
 from mupscale.data.tokenizing import ByteTokenizer
 from mupscale.errors import MissingExtraError, OptionError, StorageError, UnknownNameError
 
@@ -26,8 +26,8 @@ DOCUMENTS = [
 ]
 
 
-def job_in(folder: Path, documents=DOCUMENTS, size: int = 3, identity: str = "v1") -> Job:
-    return Job(
+def job_in(folder: Path, documents=DOCUMENTS, size: int = 3, identity: str = "v1") -> TokenizingJob:
+    return TokenizingJob(
         "made", folder, lambda: Library(identity, documents), ByteTokenizer, shard_documents=size
     )
 

@@ -15,7 +15,7 @@ import torch
 from mupscale.errors import InterruptedRunError, MupscaleError, StorageError
 from mupscale.planning import Plan
 from mupscale.training import RunConfig, checkpoints, loop, run
-from mupscale.training.metrics import Metrics, read_lines
+from mupscale.training.metrics import MetricsFile, read_lines
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -282,7 +282,7 @@ class TestFaults:
         path = tmp_path / "metrics.jsonl"
         path.write_text('{"step": 1}\nnot json\n{"step": 3}\n')
         with pytest.raises(StorageError, match="line 2 is not JSON"):
-            Metrics(path, 3)
+            MetricsFile(path, 3)
         assert path.read_text().count("\n") == 3
 
     def test_tensorboard_that_is_not_installed(self, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mupscale.checks.charting import Curve, curves
+    from mupscale.checks.charting import NormCurve, curves
     from mupscale.checks.check import coordinate_check, judge
     from mupscale.checks.judging import Coherence, Criteria, Finding
     from mupscale.checks.probe import Setup
@@ -17,7 +17,7 @@ _HOME_OF = {
     "CheckResult": "result",
     "Coherence": "judging",
     "Criteria": "judging",
-    "Curve": "charting",
+    "NormCurve": "charting",
     "Finding": "judging",
     "Setup": "probe",
     "coordinate_check": "check",
@@ -29,7 +29,7 @@ __all__ = [
     "CheckResult",
     "Coherence",
     "Criteria",
-    "Curve",
+    "NormCurve",
     "Finding",
     "Setup",
     "coordinate_check",

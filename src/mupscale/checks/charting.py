@@ -10,14 +10,14 @@ import numpy as np
 
 from mupscale.analysis.slopes import t_quantile
 from mupscale.checks import statistics
-from mupscale.checks.judging import Table
+from mupscale.checks.judging import NormTable
 from mupscale.checks.result import CheckResult
 from mupscale.checks.statistics import STATISTICS
 from mupscale.errors import UnknownNameError
 
 
 @dataclass(frozen=True)
-class Curve:
+class NormCurve:
     """Geometric means over layers and seeds at each step, with the interval of the mean over
     seeds.
     """
@@ -30,11 +30,11 @@ class Curve:
     high: tuple[float, ...]
 
 
-def curves(result: CheckResult, statistic: str) -> list[Curve]:
+def curves(result: CheckResult, statistic: str) -> list[NormCurve]:
     """Role by role, and for each the values in rising order."""
     if statistic not in STATISTICS:
         raise UnknownNameError("statistic", statistic, STATISTICS)
-    chosen, table = STATISTICS[statistic], Table(result.runs, result.quantity)
+    chosen, table = STATISTICS[statistic], NormTable(result.runs, result.quantity)
     return [
         _curve(
             role,
@@ -47,7 +47,7 @@ def curves(result: CheckResult, statistic: str) -> list[Curve]:
     ]
 
 
-def _curve(role: str, x: int, by_seed: Sequence[Sequence[float]], result: CheckResult) -> Curve:
+def _curve(role: str, x: int, by_seed: Sequence[Sequence[float]], result: CheckResult) -> NormCurve:
     shared = min(map(len, by_seed))  # what starts to move later in some run is shown from then on
     logs = np.log(np.array([values[-shared:] for values in by_seed]))
     reach = (
@@ -60,4 +60,4 @@ def _curve(role: str, x: int, by_seed: Sequence[Sequence[float]], result: CheckR
         tuple(np.exp(line).tolist()) for line in (mean - reach, mean, mean + reach)
     )
     last = result.about["steps"]  # what is measured once is measured at the end
-    return Curve(role, x, tuple(range(last - len(centre) + 1, last + 1)), centre, low, high)
+    return NormCurve(role, x, tuple(range(last - len(centre) + 1, last + 1)), centre, low, high)

@@ -85,7 +85,7 @@ def findings(runs: Sequence[Run], quantity: Quantity, criteria: Criteria) -> lis
     """All of them, the judged ones first; intervals of the judged ones hold together
     (Bonferroni).
     """
-    table = Table(runs, quantity)
+    table = NormTable(runs, quantity)
     judged = {name for name, one in STATISTICS.items() if one.judged and quantity != "depth"}
     curves = list(_curves(table, judged, quantity))
     count = sum(is_judged for *_, is_judged in curves)
@@ -108,7 +108,7 @@ def findings(runs: Sequence[Run], quantity: Quantity, criteria: Criteria) -> lis
 
 
 def _curves(
-    table: "Table", judged: set[str], quantity: Quantity
+    table: "NormTable", judged: set[str], quantity: Quantity
 ) -> Iterator[tuple[str, str, str, Measured, Predicted, bool]]:
     for name in MAPS:
         measured, predicted = _of_map(name)
@@ -140,7 +140,7 @@ def _of_role(statistic: Statistic, role: str) -> tuple[Measured, Predicted]:
 
 def coherences(runs: Sequence[Run], quantity: Quantity) -> list[Coherence]:
     """κ of each role of matrices, at every value."""
-    table = Table(runs, quantity)
+    table = NormTable(runs, quantity)
     found: list[Coherence] = []
     for role in table.roles(STATISTICS["coherence"]):
         measured, _ = _of_role(STATISTICS["coherence"], role)
@@ -153,7 +153,7 @@ def coherences(runs: Sequence[Run], quantity: Quantity) -> list[Coherence]:
     return found
 
 
-class Table:
+class NormTable:
     """Runs by seed and by the value of the varied quantity, in rising order."""
 
     def __init__(self, runs: Sequence[Run], quantity: Quantity) -> None:

@@ -17,7 +17,7 @@ picture shows.
 """
 
 
-class Sizes(NamedTuple):
+class WeightSizes(NamedTuple):
     """Norms of one matrix; of a stack (experts), the root mean square over it."""
 
     spectral: float
@@ -36,7 +36,7 @@ class WarmNorms:
     method: Method = "auto"
     starts: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
-    def of(self, key: int, matrix: Tensor) -> Sizes:
+    def of(self, key: int, matrix: Tensor) -> WeightSizes:
         """Of the matrix that has this number at every step."""
         answer = spectral_norm(matrix, self.method, rtol=self.rtol, start=self.starts.get(key))
         self.starts[key] = answer.start
@@ -46,6 +46,6 @@ class WarmNorms:
             if count > 1
             else float(answer.value.sum())
         )
-        return Sizes(
+        return WeightSizes(
             spectral / math.sqrt(count), float(torch.linalg.vector_norm(matrix)) / math.sqrt(count)
         )

@@ -36,7 +36,7 @@ _VECTORS: tuple[Role, ...] = ("gain", "bias", "frozen")
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckedPart:
     """A piece of a parameter that has a role of its own, and what theory says of its norms."""
 
     name: str
@@ -99,7 +99,7 @@ class Base:
     std: float
 
 
-def parts_of(facts: ModelFacts, plan: Plan, right: Plan, base: Base) -> list[Part]:
+def parts_of(facts: ModelFacts, plan: Plan, right: Plan, base: Base) -> list[CheckedPart]:
     """Every part of a model under `plan`, with the initial sizes of `right` as the wanted ones."""
     return [
         part
@@ -110,7 +110,7 @@ def parts_of(facts: ModelFacts, plan: Plan, right: Plan, base: Base) -> list[Par
 
 def _parts(
     fact: ParameterFact, planned: PlannedParameter, right: PlannedParameter, rule: Rule, base: Base
-) -> Iterator[Part]:
+) -> Iterator[CheckedPart]:
     kind: Kind = (
         "table" if fact.role in _TABLES else "vector" if fact.role in _VECTORS else "matrix"
     )
@@ -119,7 +119,7 @@ def _parts(
         n_out = sum(stop - start for start, stop in slices) or fact.fan_out
         own, reference = _Values.of(planned, role), _Values.of(right, role)
         sizes = n_out, 1 if kind == "table" else fact.fan_in
-        yield Part(
+        yield CheckedPart(
             name=fact.name,
             role=role,
             kind=kind,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from mupscale.checks.tracing import Trace, rms
+from mupscale.checks.tracing import NormTrace, rms
 from mupscale.reading import ModelFacts, ParameterFact, Role
 
 _FIRST: Mapping[str, tuple[Role, ...]] = {
@@ -95,7 +95,7 @@ class Places:
         of_maps = [path for ends in self.ends.values() for end in ends for path in end[:2]]
         return [*of_maps, *self.blocks, *self.norms]
 
-    def measured(self, trace: Trace) -> dict[str, list[float]]:
+    def measured(self, trace: NormTrace) -> dict[str, list[float]]:
         """‖φ(x)‖/‖x‖ of each map, block by block, and the residual stream before, between and after
         the blocks.
         """
@@ -135,7 +135,7 @@ def _norms_on_stream(facts: ModelFacts, blocks: Sequence[str]) -> list[str]:
     return [*(name.rpartition(".")[0] for name in first if name is not None), facts.final_norm]
 
 
-def _streams(trace: Trace, blocks: Sequence[str]) -> list[float]:
+def _streams(trace: NormTrace, blocks: Sequence[str]) -> list[float]:
     """The stream before, between and after the blocks.
 
     A second stack, such as a decoder's, begins with a stream of its own: its course is put behind

@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from mupscale.checks.norming import SHOWN, Sizes, WarmNorms
-from mupscale.checks.parts import Base, Part, parts_of
+from mupscale.checks.norming import SHOWN, WarmNorms, WeightSizes
+from mupscale.checks.parts import Base, CheckedPart, parts_of
 from mupscale.checks.places import Places
-from mupscale.checks.tracing import Trace, rms, tracing
+from mupscale.checks.tracing import NormTrace, rms, tracing
 from mupscale.data import Batch, Batches, open_corpus
 from mupscale.data.corpus import Tokens
 from mupscale.errors import DimensionError, NonFiniteError, OptionError, UnknownNameError
@@ -22,7 +22,7 @@ from mupscale.planning import Plan, plan
 from mupscale.reading import ModelFacts, ParameterFact, Reading, read
 from mupscale.reading.structure import bare
 from mupscale.theory import Rule, optimizer_named, rule_named
-from mupscale.training.config import RUNNABLE, Optimizing
+from mupscale.training.config import RUNNABLE, OptimizerConfig
 from mupscale.training.preparation import optimizers
 
 Build = Callable[..., nn.Module]
@@ -71,13 +71,13 @@ class Setup:
             if getattr(self, name) < 1:
                 raise DimensionError(f"{name}={getattr(self, name)} must be at least 1.")
 
-    def optimizing(self, name: str) -> Optimizing:
+    def optimizer_config(self, name: str) -> OptimizerConfig:
         eps = (
             None
             if name in ("sgd", "momentum", "lion") or name.startswith("adafactor")
             else self.eps
         )
-        return Optimizing(
+        return OptimizerConfig(
             name=name, lr=self.lr, weight_decay=self.weight_decay, eps=eps, betas=self.betas, momentum=self.momentum,
             std=self.std,
         )  # fmt: skip
@@ -140,7 +140,7 @@ def run_probe(probe: Probe) -> dict[str, Any]:
     ).eval()  # without dropout: two passes over a batch differ by the step alone
     parts = parts_of(facts, made, right, Base(lr=probe.setup.lr, std=probe.setup.std))
     measuring = _Measuring(probe, model, facts, parts, _batch(probe, facts))
-    measuring.run(optimizers(made, model, probe.setup.optimizing(made.optimizer)))
+    measuring.run(optimizers(made, model, probe.setup.optimizer_config(made.optimizer)))
     return measuring.result(made)
 
 
@@ -215,7 +215,12 @@ class _Measuring:
     """The steps of a probe, and what was seen at each."""
 
     def __init__(
-        self, probe: Probe, model: nn.Module, facts: ModelFacts, parts: Sequence[Part], batch: Any
+        self,
+        probe: Probe,
+        model: nn.Module,
+        facts: ModelFacts,
+        parts: Sequence[CheckedPart],
+        batch: Any,
     ) -> None:
         self.probe, self.model, self.facts, self.batch = probe, model, facts, batch
         self.tensors: dict[str, Tensor] = dict(bare(model).named_parameters())
@@ -229,7 +234,7 @@ class _Measuring:
         self.rows: dict[str, Tensor] = {}
         self.scratch: dict[torch.Size, Tensor] = {}
         self.losses: list[float] = []
-        self.initial: list[Sizes] = []
+        self.initial: list[WeightSizes] = []
         self.series: dict[str, list[list[float | None]]] = {}
         self.maps: dict[str, list[list[float]]] = {}
         self.of_steps = WarmNorms()
@@ -253,7 +258,7 @@ class _Measuring:
     def _weights(self) -> dict[str, Tensor]:
         return {part.name: self.tensors[part.name].detach().clone() for part in self.parts}
 
-    def _forward(self, step: int, *, backward: bool) -> Trace:
+    def _forward(self, step: int, *, backward: bool) -> NormTrace:
         with (
             tracing(self.modules, self.paths, self.tokens) as trace,
             torch.set_grad_enabled(backward),
@@ -300,29 +305,33 @@ class _Measuring:
             )
         self.losses.append(_short(number))
 
-    def _sizes(self, norms: WarmNorms, tensor_of: Callable[[str], Tensor]) -> list[Sizes]:
+    def _sizes(self, norms: WarmNorms, tensor_of: Callable[[str], Tensor]) -> list[WeightSizes]:
         """Norms of every part, with its multiplier. Of a table and a vector, root mean squares."""
-        found: list[Sizes] = []
+        found: list[WeightSizes] = []
         for key, part in enumerate(self.parts):
             tensor = tensor_of(part.name)
             if part.kind == "matrix":
                 one = norms.of(key, part.of(tensor))
             else:  # over the rows in use of a row's length, or over the entries
                 size = rms(tensor) if part.kind == "vector" else self._row_length(part, tensor)
-                one = Sizes(size, size)
-            found.append(Sizes(one.spectral * part.multiplier, one.frobenius * part.multiplier))
+                one = WeightSizes(size, size)
+            found.append(
+                WeightSizes(one.spectral * part.multiplier, one.frobenius * part.multiplier)
+            )
         return found
 
-    def _row_length(self, part: Part, tensor: Tensor) -> float:
+    def _row_length(self, part: CheckedPart, tensor: Tensor) -> float:
         return rms(part.of(tensor)[self.rows[part.name]]) * part.n_out**0.5
 
-    def _note(self, name: str, sizes: Sequence[Sizes]) -> None:
+    def _note(self, name: str, sizes: Sequence[WeightSizes]) -> None:
         self.series.setdefault(name, []).append([_short(size.spectral) for size in sizes])
         self.series.setdefault(f"{name}_frobenius", []).append(
             [_short(size.frobenius) for size in sizes]
         )
 
-    def _note_activations(self, earlier: Trace, now: Trace, before: Mapping[str, Tensor]) -> None:
+    def _note_activations(
+        self, earlier: NormTrace, now: NormTrace, before: Mapping[str, Tensor]
+    ) -> None:
         columns: dict[str, list[float | None]] = {name: [] for name in ("h", "dh", "dw_x", "w_dx")}
         for part in self.parts:
             numbers = self._activations(part, earlier, now, before[part.name])
@@ -332,7 +341,7 @@ class _Measuring:
             self.series.setdefault(name, []).append(column)
 
     def _activations(
-        self, part: Part, earlier: Trace, now: Trace, before: Tensor
+        self, part: CheckedPart, earlier: NormTrace, now: NormTrace, before: Tensor
     ) -> dict[str, float]:
         """Δh = ΔW·x + W·Δx, with x before the step and W after it, so that the two add up to Δh."""
         path, after = part.module, self.tensors[part.name].detach()
@@ -379,7 +388,7 @@ the same tokens.
 """
 
 
-def _single(parts: Sequence[Part], modules: Mapping[str, nn.Module]) -> list[str]:
+def _single(parts: Sequence[CheckedPart], modules: Mapping[str, nn.Module]) -> list[str]:
     """Modules that are one matrix: what comes out of them is that matrix's output.
 
     One that holds several, or other modules beside it, returns something else, which says nothing
@@ -396,7 +405,7 @@ def _single(parts: Sequence[Part], modules: Mapping[str, nn.Module]) -> list[str
     ]
 
 
-def _rows_in_use(parts: Sequence[Part], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _rows_in_use(parts: Sequence[CheckedPart], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of each table, the rows that this batch looks up: the others do not move.
 
     All of them where none has a gradient yet, as behind a gate that starts at zero.

@@ -15,7 +15,7 @@ the cost.
 
 
 @dataclass
-class Trace:
+class NormTrace:
     """Inputs and outputs (tokens, size) by the path of their module."""
 
     inputs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -23,7 +23,7 @@ class Trace:
     last: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Outputs of the last call of a module, where the others are of the first."""
 
-    def comparable(self, earlier: "Trace", path: str) -> bool:
+    def comparable(self, earlier: "NormTrace", path: str) -> bool:
         """Whether a module gave as much in both passes, so that its outputs can be subtracted."""
         now, then = self.outputs.get(path), earlier.outputs.get(path)
         return now is not None and then is not None and now.shape == then.shape
@@ -32,12 +32,12 @@ class Trace:
 @contextmanager
 def tracing(
     modules: Mapping[str, nn.Module], paths: Iterable[str], tokens: int | None
-) -> Generator[Trace]:
+) -> Generator[NormTrace]:
     """Record the modules at `paths` while they are called for a batch; the model is unchanged.
 
     Where it is known how many tokens the batch has, what is called with another number is left out.
     """
-    trace = Trace()
+    trace = NormTrace()
     with ExitStack() as hooks:
         for path in paths:
             module = modules[path]
@@ -54,7 +54,7 @@ def tracing(
         yield trace
 
 
-def _input_recorder(trace: Trace, path: str, tokens: int | None) -> Any:
+def _input_recorder(trace: NormTrace, path: str, tokens: int | None) -> Any:
     def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         given = next(
             (value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None
@@ -64,7 +64,7 @@ def _input_recorder(trace: Trace, path: str, tokens: int | None) -> Any:
     return hook
 
 
-def _output_recorder(trace: Trace, path: str, tokens: int | None) -> Any:
+def _output_recorder(trace: NormTrace, path: str, tokens: int | None) -> Any:
     def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         made = _sample(output[0] if isinstance(output, tuple) and output else output, tokens)
         _keep(trace.outputs, path, made)

@@ -11,7 +11,7 @@ from pathlib import Path
 from mupscale.data.binfiles import open_bin
 from mupscale.data.corpus import Corpus, Document, byte_tokens, fingerprint, fingerprint_of
 from mupscale.data.hub import DEFAULT_TOKENIZER, HubText, import_datasets, open_hub
-from mupscale.data.preparing import Job, prepare
+from mupscale.data.preparing import TokenizingJob, prepare
 from mupscale.data.stdlib import stdlib_documents
 from mupscale.data.storing import default_cache
 from mupscale.data.subwords import Subwords, train_bpe
@@ -122,7 +122,7 @@ def _of_documents(name: str, source: Library, spec: str, cache: Path, report: Re
         )
 
     folder = _folder(cache, name.partition(":")[0], source.identity, tokenizer_key(spec))
-    return _prepared(Job(name, folder, lambda: source, make_tokenizer), spec, report)
+    return _prepared(TokenizingJob(name, folder, lambda: source, make_tokenizer), spec, report)
 
 
 def _of_hub(name: str, rest: str, spec: str, cache: Path, report: Report) -> Corpus:
@@ -141,7 +141,9 @@ def _of_hub(name: str, rest: str, spec: str, cache: Path, report: Report) -> Cor
         return open_tokenizer(spec)
 
     folder = _folder(cache, text.name, text.key(), tokenizer_key(spec))
-    return _prepared(Job(name, folder, lambda: open_hub(text), make_tokenizer), spec, report)
+    return _prepared(
+        TokenizingJob(name, folder, lambda: open_hub(text), make_tokenizer), spec, report
+    )
 
 
 def _folder(cache: Path, label: str, *key: str) -> Path:
@@ -149,6 +151,6 @@ def _folder(cache: Path, label: str, *key: str) -> Path:
     return cache / "corpora" / f"{readable}-{fingerprint(_FORMAT, *key)[:16]}"
 
 
-def _prepared(job: Job, spec: str, report: Report) -> Corpus:
+def _prepared(job: TokenizingJob, spec: str, report: Report) -> Corpus:
     prepare(job, report)
     return replace(open_bin(job.folder, {}, job.name), tokenizer=spec)

@@ -40,7 +40,7 @@ _ENCODED_AT_ONCE = 128
 _SHARDS = "shards"
 
 
-class Source(Protocol):
+class TokenSource(Protocol):
     """Documents in an order that never changes, from any one of them on."""
 
     @property
@@ -52,14 +52,14 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class TokenizingJob:
     """What is to be prepared, and where. Source and tokenizer are made only if there is work left
     to do.
     """
 
     name: str
     folder: Path
-    open_source: Callable[[], Source]
+    open_source: Callable[[], TokenSource]
     make_tokenizer: Callable[[], Tokenizer]
     shard_documents: int = SHARD_DOCUMENTS
 
@@ -70,7 +70,7 @@ class Shard:
     files: dict[Part, Path]
 
 
-def prepare(job: Job, report: Callable[[int], None]) -> None:
+def prepare(job: TokenizingJob, report: Callable[[int], None]) -> None:
     """Bring the folder to completion; `report` is called with the number of documents just done.
 
     While the shards are put together, the tokens take twice their room.
@@ -96,7 +96,9 @@ def _fault(folder: Path) -> str | None:
     return difference(folder, files)
 
 
-def _run(job: Job, source: Source, tokenizer: Tokenizer, report: Callable[[int], None]) -> None:
+def _run(
+    job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer, report: Callable[[int], None]
+) -> None:
     _begin(
         job.folder / _SHARDS,
         {
@@ -122,7 +124,7 @@ def _begin(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def _shards(
-    job: Job, source: Source, tokenizer: Tokenizer, report: Callable[[int], None]
+    job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer, report: Callable[[int], None]
 ) -> Iterator[Shard]:
     """Every shard, in order; the last one is the first that is not full."""
     documents, position = iter(()), -1
@@ -198,7 +200,9 @@ def _encode(
     return Shard(done, files)
 
 
-def _finish(job: Job, source: Source, tokenizer: Tokenizer, shards: list[Shard]) -> None:
+def _finish(
+    job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer, shards: list[Shard]
+) -> None:
     files: dict[str, Stored] = {}
     for part, name in FILES.items():
         files[name] = write_chunks(

@@ -25,7 +25,7 @@ from torch import Tensor
 from mupscale import norms, reports
 from mupscale.analysis import Flatness, curve_slope, fit_slope, judge_flatness
 from mupscale.checks import CheckResult, Setup, coordinate_check
-from mupscale.checks.judging import Table
+from mupscale.checks.judging import NormTable
 from mupscale.checks.probe import cross_entropy_of
 from mupscale.checks.statistics import STATISTICS, by_step, geometric_mean
 from mupscale.data import Batch
@@ -312,7 +312,9 @@ def _rows(checks: Mapping[Key, CheckResult], gradients: _Gradients) -> Iterator[
 
 def _updates(check: CheckResult, role: str) -> list[list[float]]:
     """‖ΔW‖/‖W0‖, the mean over layers and steps, by seed over the widths."""
-    return Table(check.runs, "width").means(lambda run: by_step(run, STATISTICS["update"], role))
+    return NormTable(check.runs, "width").means(
+        lambda run: by_step(run, STATISTICS["update"], role)
+    )
 
 
 def _shares(checks: Mapping[Key, CheckResult], key: Key, role: str) -> list[list[float]]:

@@ -26,7 +26,7 @@ from mupscale.analysis import Estimate
 from mupscale.analysis.families import CellAnalysis
 from mupscale.analysis.spreads import growth_by_chance, sd_growth, sd_of
 from mupscale.checks import CheckResult, Setup, coordinate_check
-from mupscale.checks.judging import Table
+from mupscale.checks.judging import NormTable
 from mupscale.checks.statistics import STATISTICS, by_step
 from mupscale.engines import Engine
 from mupscale.paper import catalogue
@@ -239,7 +239,7 @@ def _updates(folder: Path, size: Size) -> list[Noise]:
 
 
 def _ratios(check: CheckResult, role: str) -> tuple[tuple[float, ...], ...]:
-    table = Table(check.runs, "r")
+    table = NormTable(check.runs, "r")
     return tuple(map(tuple, table.means(lambda run: by_step(run, STATISTICS["update"], role))))
 
 

@@ -18,7 +18,7 @@ from mupscale.studies.config import Cell, Trainer
 from mupscale.targets import Family, resolve
 from mupscale.theory import Rule
 from mupscale.training import lengths
-from mupscale.training.config import Optimizing, rule_from
+from mupscale.training.config import OptimizerConfig, rule_from
 from mupscale.training.preparation import on_meta
 
 
@@ -201,7 +201,7 @@ class _Own:
         multipliers folded.
         """
         given, length = dict(cell.tables.get("optimizer", {})), cell.tables.get("length", {})
-        unknown = dict.fromkeys((f.name for f in dataclasses.fields(Optimizing)), None)
+        unknown = dict.fromkeys((f.name for f in dataclasses.fields(OptimizerConfig)), None)
         told = {"floor": length.get("floor"), "batch_rule": length.get("batch_rule", "table")}
         return unknown | {"name": "adamw", "multipliers": "fold"} | told | given
 

@@ -31,8 +31,8 @@ from mupscale.studies.curves import LossCurve, TrialStopped
 from mupscale.studies.names import inside
 from mupscale.studies.readings import count, number
 from mupscale.targets import functions
-from mupscale.training import Progress, RunConfig, lengths, run
-from mupscale.training.metrics import Metrics
+from mupscale.training import RunConfig, RunProgress, lengths, run
+from mupscale.training.metrics import MetricsFile
 
 __all__ = ["TrialAssignment", "Trial", "TrialStopped", "check_command", "check_trainer", "train"]
 
@@ -118,13 +118,13 @@ class Trial:
             log.append({"step": step, "loss": value})
         self._curve.add(value, step)
 
-    def _reports_before(self, step: int) -> Metrics:
+    def _reports_before(self, step: int) -> MetricsFile:
         path = self.folder / "reports.jsonl"
         rows, _ = read_lines(path)
         for row in rows:
             if row["step"] < step:
                 self._curve.add(row["loss"], row["step"])
-        return Metrics(path, step - 1)
+        return MetricsFile(path, step - 1)
 
     def close(self) -> None:
         if self._log is not None:
@@ -280,7 +280,7 @@ def _in_this_process(
 ) -> dict[str, Any]:
     every, begun = config.record.log_every, False
 
-    def report(progress: Progress) -> None:
+    def report(progress: RunProgress) -> None:
         """Only of losses that are written down, so that a run that goes on is judged as one that
         was never stopped.
         """

@@ -25,7 +25,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Optimizing:
+class OptimizerConfig:
     """Base values: what the base was tuned to."""
 
     name: str = "adamw"
@@ -45,7 +45,7 @@ class Optimizing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Length:
+class LengthConfig:
     """How long, and in which batches: numbers, or the rules that give them."""
 
     steps: int | None = None
@@ -92,8 +92,8 @@ class RunConfig:
     rule: Rule = field(default_factory=lambda: rule_named("gqa-mup"))
     seed: int = 0
     data: Data = Data()
-    optimizer: Optimizing = Optimizing()
-    length: Length = Length()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    length: LengthConfig = LengthConfig()
     machine: Machine = Machine()
     record: Recording = Recording()
 
@@ -146,8 +146,8 @@ RUNNABLE = ("adamw", "adam", "sgd", "momentum", "lion", "muon", "muon-match-rms"
 
 SECTIONS: dict[str, type[Any]] = {
     "data": Data,
-    "optimizer": Optimizing,
-    "length": Length,
+    "optimizer": OptimizerConfig,
+    "length": LengthConfig,
     "machine": Machine,
     "record": Recording,
 }

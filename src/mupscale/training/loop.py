@@ -21,7 +21,7 @@ from mupscale.reading.structure import bare, bare_name
 from mupscale.records import write_whole
 from mupscale.training import checkpoints
 from mupscale.training.config import RunConfig, differences
-from mupscale.training.metrics import Board, Metrics, read_lines
+from mupscale.training.metrics import Board, MetricsFile, read_lines
 from mupscale.training.preparation import (
     Lengths,
     check_vocabulary,
@@ -36,14 +36,14 @@ from mupscale.training.processes import Processes, fill_, joined, shared, whole
 from mupscale.training.schedule import Cosine
 
 Status = Literal["finished", "diverged"]
-Report = Callable[["Progress"], None]
+Report = Callable[["RunProgress"], None]
 
 DIVERGED_AT = 2.0
 """A loss this many times the first one is far above its start, and does not come back."""
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """Where a run stands."""
 
     step: int
@@ -193,7 +193,7 @@ class _Training:
     def run(self, report: Report) -> RunRecord:
         board = Board(self.folder / "tensorboard", self.step) if self._wants_board() else None
         metrics = (
-            Metrics(self.folder / "metrics.jsonl", self.step) if self.processes.first else None
+            MetricsFile(self.folder / "metrics.jsonl", self.step) if self.processes.first else None
         )
         try:
             for row in self._rows(report):
@@ -235,7 +235,7 @@ class _Training:
                 row["validation_loss"] = _finite(self._evaluate())
             tokens = self.lengths.batch * self.config.data.sequence
             report(
-                Progress(
+                RunProgress(
                     self.step, self.lengths.steps, loss, tokens / (time.perf_counter() - began)
                 )
             )
@@ -294,7 +294,7 @@ class _Training:
             )
         return (total / len(self.validation)).item()
 
-    def _save(self, metrics: Metrics | None) -> None:
+    def _save(self, metrics: MetricsFile | None) -> None:
         tensors = {f"model/{name}": whole(tensor) for name, tensor in _named(self.model)}
         tensors |= optimizer_state(self.optimizers)
         if metrics is not None:
@@ -305,7 +305,7 @@ class _Training:
             )
         self.processes.wait()
 
-    def _record(self, metrics: Metrics | None) -> RunRecord:
+    def _record(self, metrics: MetricsFile | None) -> RunRecord:
         if metrics is not None:
             metrics.sync()
         self.processes.wait()

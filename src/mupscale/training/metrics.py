@@ -12,7 +12,7 @@ from mupscale.errors import MissingExtraError, StorageError
 from mupscale.records import read_lines, write_whole
 
 
-class Metrics:
+class MetricsFile:
     """An open metrics file that holds nothing beyond `step`."""
 
     def __init__(self, path: Path, step: int) -> None:

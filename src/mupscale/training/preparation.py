@@ -21,7 +21,7 @@ from mupscale.models import (
 )
 from mupscale.optim import Lion, Muon
 from mupscale.planning import Plan, plan
-from mupscale.training.config import Optimizing, RunConfig
+from mupscale.training.config import OptimizerConfig, RunConfig
 from mupscale.training.processes import like, whole
 
 
@@ -87,7 +87,7 @@ def check_vocabulary(config: RunConfig, corpus: Corpus) -> None:
         )
 
 
-def optimizers(made: Plan, model: nn.Module, chosen: Optimizing) -> list[Optimizer]:
+def optimizers(made: Plan, model: nn.Module, chosen: OptimizerConfig) -> list[Optimizer]:
     """One optimizer, or Muon and the AdamW beside it."""
     values: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
     if made.optimizer.startswith("muon"):
@@ -107,7 +107,7 @@ def optimizers(made: Plan, model: nn.Module, chosen: Optimizing) -> list[Optimiz
     return [kinds[made.optimizer](groups)]
 
 
-def _betas(chosen: Optimizing) -> tuple[float, float] | None:
+def _betas(chosen: OptimizerConfig) -> tuple[float, float] | None:
     return chosen.betas if chosen.name.lower() in ("adamw", "adam", "lion") else None
 
 
