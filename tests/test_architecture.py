@@ -186,28 +186,3 @@ def test_every_public_name_can_be_had():
     assert set(mupscale.__all__) <= set(dir(mupscale))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = mupscale.nothing
-
-
-def test_nothing_is_unpickled_but_what_comes_through_a_workers_pipe():
-    """A file that is unpickled runs code: records, checkpoints and studies are JSON, TOML and
-    safetensors.
-    """
-    loaders = {
-        str(path.relative_to(PACKAGE)): line.strip()
-        for path in PACKAGE.rglob("*.py")
-        for line in path.read_text(encoding="utf-8").splitlines()
-        for word in ("pickle.load", "torch.load", "joblib.load", "shelve.", "marshal.load", "yaml.")
-        if word in line and "safetensors.torch.load" not in line
-    }
-    assert set(loaders) == {"engines/worker.py"}
-
-
-def test_no_command_goes_through_a_shell():
-    words = ("shell=True", "os.system", "os.popen", "subprocess.getoutput")
-    found = [
-        path.name
-        for path in PACKAGE.rglob("*.py")
-        for word in words
-        if word in path.read_text(encoding="utf-8")
-    ]
-    assert found == []
