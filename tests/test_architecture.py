@@ -13,7 +13,7 @@ PACKAGE = Path(mupscale.__file__).parent
 
 # Each room may import those above it. A room that does not exist yet keeps its place.
 ROOMS = [
-    "errors", "records", "theory", "analysis", "norms", "reading", "planning", "optim", "models", "targets", "data",
+    "errors", "text", "records", "theory", "analysis", "norms", "reading", "planning", "optim", "models", "targets", "data",
     "training", "engines", "checks", "studies", "recipes", "reports", "paper", "cli",
 ]  # fmt: skip
 # The front doors open onto every room; mupscale/__init__ does so lazily, which the tests below

@@ -5,11 +5,12 @@ JSON is strict: a number that is not finite is refused here, before it can poiso
 
 import dataclasses
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mupscale.errors import NonFiniteError, StorageError
 
@@ -23,6 +24,19 @@ def write_rows(path: Path, rows: Iterable[Any]) -> None:
             f"{path}: a row holds NaN or infinity, which JSON cannot carry. Store null."
         ) from error
     write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def finite(value: Any) -> Any:
+    """The value for strict JSON, which has no NaN and no infinity: those become None.
+
+    >>> finite({"low": -math.inf, "ends": (1.5, math.nan)})
+    {'low': None, 'ends': [1.5, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in cast(dict[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in cast(list[Any], value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _plain(row: Any) -> Any:
