@@ -11,6 +11,9 @@ from hypothesis import settings
 # products (Muon's).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
+# What is printed does not depend on the terminal that the tests run in.
+os.environ["COLUMNS"] = "100"
+
 # A busy machine must not fail a test; an interesting case found once is found again.
 settings.register_profile("mupscale", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("mupscale")
