@@ -56,7 +56,7 @@ def name(path: Path) -> str:
 
 
 # A phrase may run over the end of a line, of a comment or of a part of a string.
-GAP = r"(?: |\"?\s*\n\s*(?:#|//|f?\")?\s*)"
+GAP = r"(?: |\s*\"?\s*\n\s*(?:#|//|f?\")?\s*)"
 
 
 def findings(text: str, where: str) -> list[str]:
