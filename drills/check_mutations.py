@@ -154,7 +154,7 @@ CASES = (
     Case(
         "K and V as hidden",
         "r",
-        rule=RIGHT.but(kv_factor="hidden"),
+        rule=RIGHT.with_(kv_factor="hidden"),
         expected=_update(("key", "value")),
     ),
     Case("no 1/n in the hidden rate", "width", planner=without_rate, expected=_update(MATRICES)),
@@ -164,9 +164,11 @@ CASES = (
         planner=without_multiplier,
         expected=_update(("readout",)) + _start(("readout",)),
     ),
-    Case("residual multiplier 1", "depth", rule=RIGHT.but(depth="none"), expected=BRANCHES),
-    Case("residual multiplier 1/√L", "depth", rule=RIGHT.but(depth="1/sqrt(L)"), expected=BRANCHES),
-    Case("ε unscaled", "width", rule=RIGHT.but(eps="none"), eps=EPS, expected=_update(ATTENTION)),
+    Case("residual multiplier 1", "depth", rule=RIGHT.with_(depth="none"), expected=BRANCHES),
+    Case(
+        "residual multiplier 1/√L", "depth", rule=RIGHT.with_(depth="1/sqrt(L)"), expected=BRANCHES
+    ),
+    Case("ε unscaled", "width", rule=RIGHT.with_(eps="none"), eps=EPS, expected=_update(ATTENTION)),
     Case(
         "init 1/n", "width", planner=with_small_init, expected=_start(MATRICES) + _update(MATRICES)
     ),

@@ -29,8 +29,8 @@ from mupscale.theory import (
     Readout,
     Residual,
     Rule,
+    RuleTable,
     Scaling,
-    Table,
     Unit,
     Vector,
     derive,
@@ -169,7 +169,7 @@ def _tables(
     does.
     """
     scalings = {label: _derived(unit, optimizer, rule, decay) for label, unit in UNITS.items()}
-    notes = Table(scalings, optimizer, rule, decay).notes
+    notes = RuleTable(scalings, optimizer, rule, decay).notes
     yield [Column(scaling, _call(scaling)) for scaling in scalings.values()], notes
     columns: list[Column] = []
     refusals: list[str] = []

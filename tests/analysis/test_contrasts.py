@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mupscale.analysis.contrasts import Located, member_noise, seed_table, spread_of_members
+from mupscale.analysis.contrasts import CellValue, member_noise, seed_table, spread_of_members
 
 
 @pytest.mark.parametrize("freedom", [4, 20])
@@ -41,7 +41,7 @@ def test_what_a_seed_does_everywhere_is_no_noise_between_members() -> None:
     generator = np.random.default_rng(2)
     shared, own = generator.normal(0, 1, 8), generator.normal(0, 0.1, (5, 8))
     cells = [
-        Located(float(row.mean()), 1.0, 7, {seed: float(value) for seed, value in enumerate(row)})
+        CellValue(float(row.mean()), 1.0, 7, {seed: float(value) for seed, value in enumerate(row)})
         for row in shared + own
     ]
     variance, freedom = member_noise(cells, seed_table(cells))

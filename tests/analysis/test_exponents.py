@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from mupscale.analysis.contrasts import Located
+from mupscale.analysis.contrasts import CellValue
 from mupscale.analysis.exponents import Exponents, Factored, fit_exponents, log2_paper_factor
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.analysis.seed_blocks import SeedBlocks
@@ -126,7 +126,7 @@ def test_what_a_seed_does_in_a_block_leaves_comparisons_within_it_alone():
     """
     random = np.random.default_rng(0)
     table = random.standard_normal((2, 4, 3))
-    blocks = lambda t: [[Located(0, 0, 1, dict(enumerate(row))) for row in block] for block in t]  # noqa: E731
+    blocks = lambda t: [[CellValue(0, 0, 1, dict(enumerate(row))) for row in block] for block in t]  # noqa: E731
     shifted = table + 50 * random.standard_normal((2, 1, 3))
     one, other = SeedBlocks.of(blocks(table)), SeedBlocks.of(blocks(shifted))
     within, between = (

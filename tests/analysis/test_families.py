@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from drills.optimum_coverage import study_coverage
-from mupscale.analysis.contrasts import Located, contrast, pooled_spread, seed_table
+from mupscale.analysis.contrasts import CellValue, contrast, pooled_spread, seed_table
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import analyse
 from mupscale.analysis.measurements import Measurement, Member
@@ -33,7 +33,7 @@ def study(optima, losses=None, *, seeds=(1, 2, 3), noise=0.003, curvature=0.1, r
 
 class TestContrasts:
     def located(self, table):
-        return [Located(float(np.mean(row)), 1.0, 2, dict(enumerate(row))) for row in table]
+        return [CellValue(float(np.mean(row)), 1.0, 2, dict(enumerate(row))) for row in table]
 
     def test_a_difference_of_two_cells_is_the_paired_t_test(self):
         table = np.random.default_rng(0).normal(0, 1, (2, 6)) + np.arange(6)
@@ -60,11 +60,11 @@ class TestContrasts:
         assert found.of_seeds == pytest.approx((rest[0] - rest[1]) / 2)
 
     def test_the_same_runs_in_two_cells_cancel(self):
-        cells = [Located(1.0, 0.1, 2, {1: 0.9, 2: 1.1}, same="base")] * 2
+        cells = [CellValue(1.0, 0.1, 2, {1: 0.9, 2: 1.1}, fingerprint="base")] * 2
         assert contrast(cells, [1, -1], seed_table(cells), 0.95) == Estimate(0.0, 0.0, 0.0)
 
     def test_cells_with_other_seeds_are_taken_as_independent(self):
-        cells = [Located(1.0, 0.3, 5, {1: 1.0}), Located(0.0, 0.4, 5, {2: 0.0})]
+        cells = [CellValue(1.0, 0.3, 5, {1: 1.0}), CellValue(0.0, 0.4, 5, {2: 0.0})]
         found = contrast(cells, [1, -1], seed_table(cells), 0.95)
         freedom = 0.25**2 / (0.09**2 / 5 + 0.16**2 / 5)
         assert found.high - 1 == pytest.approx(0.5 * stats.t.ppf(0.975, freedom))

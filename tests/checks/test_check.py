@@ -262,7 +262,7 @@ class TestDepth:
         ("depth", "expected"), [("1/L", 0.0), ("1/sqrt(L)", 0.5), ("none", 1.0)]
     )
     def test_maps_grow_as_the_branches_factor_says(self, depth, expected):
-        rule = mupscale.theory.rule_named("gqa-mup").but(depth=depth)
+        rule = mupscale.theory.rule_named("gqa-mup").with_(depth=depth)
         result = coordinate_check(
             deep, {"depth": [2, 4, 8]}, rule=rule, seeds=3, steps=1, setup=TINY, engine=HERE
         )
@@ -469,7 +469,7 @@ def test_the_base_has_the_least_sharing_by_either_name(name, base):
 
 class TestAssertTransfers:
     def test_raises_with_the_whole_table(self):
-        rule = mupscale.theory.rule_named("gqa-mup").but(depth="none")
+        rule = mupscale.theory.rule_named("gqa-mup").with_(depth="none")
         with pytest.raises(
             AssertionError, match=r"(?s)says fail.*attention.*grows with depth, as theory predicts"
         ):

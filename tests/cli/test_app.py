@@ -79,11 +79,11 @@ def test_derive_shows_the_steps_when_asked(capsys):
     ("flags", "rule"),
     [
         (["--rule", "mup"], RULES["mup"]),
-        (["--kv-factor", "sqrt(r)"], RULES["gqa-mup"].but(kv_factor="sqrt(r)")),
-        (["--width", "none"], RULES["gqa-mup"].but(width="none")),
-        (["--width", "init"], RULES["gqa-mup"].but(width="init")),
-        (["--decay-scaling", "none"], RULES["gqa-mup"].but(decay="none")),
-        (["--eps", "none"], RULES["gqa-mup"].but(eps="none")),
+        (["--kv-factor", "sqrt(r)"], RULES["gqa-mup"].with_(kv_factor="sqrt(r)")),
+        (["--width", "none"], RULES["gqa-mup"].with_(width="none")),
+        (["--width", "init"], RULES["gqa-mup"].with_(width="init")),
+        (["--decay-scaling", "none"], RULES["gqa-mup"].with_(decay="none")),
+        (["--eps", "none"], RULES["gqa-mup"].with_(eps="none")),
     ],
 )
 def test_every_choice_of_a_rule_has_a_flag(flags, rule, capsys):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
-from mupscale.norms import Estimate, expected_operator_norm, rms_operator_norm
+from mupscale.norms import NormEstimate, expected_operator_norm, rms_operator_norm
 
 NORMS = (expected_operator_norm, rms_operator_norm)
 NAMED = ("gaussian", "rademacher", "uniform", "one-hot")
@@ -87,7 +87,7 @@ def test_an_isometry_has_norm_one_for_every_distribution(norm, name):
 def test_rms_of_gaussian_inputs_is_the_frobenius_norm_which_sampling_confirms():
     A = matrix()
     closed = rms_operator_norm(A)
-    assert closed == Estimate(float(torch.linalg.matrix_norm(A)) / math.sqrt(5), 0.0, 1024)
+    assert closed == NormEstimate(float(torch.linalg.matrix_norm(A)) / math.sqrt(5), 0.0, 1024)
 
     def gaussian(samples: int, n_in: int, generator: torch.Generator) -> torch.Tensor:
         return torch.randn(samples, n_in, generator=generator)
@@ -110,7 +110,7 @@ def test_the_standard_error_is_the_spread_over_seeds(norm):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_zero_matrix_has_norm_zero(norm):
-    assert norm(torch.zeros(3, 4), p=3) == Estimate(0.0, 0.0, 1024)
+    assert norm(torch.zeros(3, 4), p=3) == NormEstimate(0.0, 0.0, 1024)
 
 
 def test_same_seed_gives_the_same_bits_and_global_randomness_is_left_alone():

@@ -47,7 +47,7 @@ def test_the_rules_are_gqa_mup_and_sp_with_either_std(name: str):
     rules = {rule: run.rule for rule, run in runs(name).items()}
     assert rules["gqa-mup"] == RULES["gqa-mup"]
     assert rules["sp"] == RULES["sp"]
-    fan_in = RULES["sp"].but(width="init")
+    fan_in = RULES["sp"].with_(width="init")
     assert rules["sp-fan-in"].choices | {"name": ""} == fan_in.choices | {"name": ""}
 
 

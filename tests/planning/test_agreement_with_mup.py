@@ -28,7 +28,7 @@ HIDDEN = {"layers.*.weight": "hidden"}
 
 # What mup does: it scales lr-coupled decay, which the paper's "vanilla μP" does not, and leaves
 # epsilon alone.
-AS_MUP = RULES["mup"].but(decay="scaled")
+AS_MUP = RULES["mup"].with_(decay="scaled")
 
 OPTIMIZERS = {
     "sgd": (mup.MuSGD, torch.optim.SGD),

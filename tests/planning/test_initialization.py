@@ -45,7 +45,7 @@ def test_with_width_init_weights_scale_as_those_of_torchs_own_linear_layers():
 
     torch.manual_seed(0)
     model, base = gpt(256), gpt(64)
-    plan = mu.plan(model, base=base, rule=RULES["sp"].but(width="init"))
+    plan = mu.plan(model, base=base, rule=RULES["sp"].with_(width="init"))
     small = dict(base.named_modules())
     linears = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     assert len(linears) == 8

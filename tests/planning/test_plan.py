@@ -174,7 +174,7 @@ class TestTheBase:
         biases included.
         """
         model, base = model_and_base("granite (multipliers)")
-        plan = mu.plan(model, base=base, rule=RULES["gqa-mup"].but(depth="none"))
+        plan = mu.plan(model, base=base, rule=RULES["gqa-mup"].with_(depth="none"))
         folded = {
             p.template.removeprefix("model.layers.*."): p.folded for p in plan.parameters.values()
         }
@@ -322,7 +322,7 @@ class TestRefusals:
             match=r"depth differs \(2 → 3\).*missing 1 required.*'mask'.*inputs=",
         ):
             mu.plan(model, base=base)
-        assert mu.plan(model, base=base, rule=RULES["gqa-mup"].but(depth="none"))
+        assert mu.plan(model, base=base, rule=RULES["gqa-mup"].with_(depth="none"))
         tokens = torch.zeros(1, 4, dtype=torch.long)
         assert mu.plan(model, base=base, inputs=(tokens, None)).parameters
         assert mu.plan(model, base=base, inputs={"tokens": tokens, "mask": None}).parameters

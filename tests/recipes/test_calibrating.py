@@ -13,7 +13,7 @@ from mupscale.models import GPT, GPTConfig
 from mupscale.recipes.calibrating import answers, calibrated_rule, calibration, log2_factor
 from mupscale.studies import StudyConfig
 from mupscale.theory import Rule, read_rule, rule_named
-from mupscale.theory.rule_files import Evidence, exponent_formula, write_rule
+from mupscale.theory.rule_files import CalibrationEvidence, exponent_formula, write_rule
 from tests.odd.copying import HERE
 from tests.recipes.made_calibrations import BOWLS, PROXY
 
@@ -24,7 +24,7 @@ QUICK = {
     "data": {"sequence": 32},
     "length": {"steps": 10, "batch": 4},
 }
-EVIDENCE = Evidence(
+EVIDENCE = CalibrationEvidence(
     gamma=0.4,
     low=0.1,
     high=0.7,
@@ -119,8 +119,10 @@ class TestRuleFiles:
     def test_a_rule_is_read_as_it_was_written_with_its_reason(self, tmp_path):
         write_rule(tmp_path / "rule.json", RULE, EVIDENCE)
         rule = rule_named(str(tmp_path / "rule.json"))
-        assert rule == Rule("calibrated", kv_factor="((1 + sqrt(r))/2)**0.4", because=str(EVIDENCE))
-        assert "γ = 0.40 [0.10, 0.70]" in rule.because
+        assert rule == Rule(
+            "calibrated", kv_factor="((1 + sqrt(r))/2)**0.4", evidence=str(EVIDENCE)
+        )
+        assert "γ = 0.40 [0.10, 0.70]" in rule.evidence
 
     def test_a_plan_takes_the_file_and_gives_its_factor_and_reason(self, tmp_path):
         write_rule(tmp_path / "rule.json", RULE, EVIDENCE)
@@ -147,9 +149,9 @@ class TestRuleFiles:
         assert run.rule.kv_factor == "((1 + sqrt(r))/2)**0.4"
 
     def test_another_factor_drops_the_reason(self):
-        rule = Rule("calibrated", kv_factor="r", because="measured")
-        assert rule.but(kv_factor="hidden").because is None
-        assert rule.but(depth="none").because == "measured"
+        rule = Rule("calibrated", kv_factor="r", evidence="measured")
+        assert rule.with_(kv_factor="hidden").evidence is None
+        assert rule.with_(depth="none").evidence == "measured"
 
     @pytest.mark.parametrize(
         ("change", "message"),

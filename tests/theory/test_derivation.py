@@ -123,7 +123,7 @@ def test_presets_are_the_choices_of_the_paper_and_of_complete_p():
 )
 def test_each_choice_can_be_set_alone(change, field, expected):
     unit = Residual(KeyValue(n, r), L, output=False)
-    changed = derive(unit, rule=RULES["gqa-mup"].but(**change))
+    changed = derive(unit, rule=RULES["gqa-mup"].with_(**change))
     untouched = derive(unit)
     assert same(getattr(changed, field), sympy.sympify(expected, locals={"n": n, "r": r, "L": L}))
     assert getattr(changed, field) != getattr(untouched, field)
@@ -142,7 +142,7 @@ def test_each_choice_can_be_set_alone(change, field, expected):
 )
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_with_width_init_the_std_follows_the_fan_in_and_nothing_else_moves(unit, fan_in, optimizer):
-    scaling = derive(unit, optimizer, rule=RULES["sp"].but(width="init"))
+    scaling = derive(unit, optimizer, rule=RULES["sp"].with_(width="init"))
     assert same(scaling.init_std, 1 / sympy.sqrt(fan_in))
     assert {scaling.expressions[field] for field in FIELDS if field != "init_std"} == {1}
     shown = {step.title: step.value for step in scaling.steps}
@@ -151,7 +151,7 @@ def test_with_width_init_the_std_follows_the_fan_in_and_nothing_else_moves(unit,
 
 
 def test_with_width_init_constants_stay_constants():
-    assert derive(Vector(n), rule=RULES["sp"].but(width="init")).init_std == 0
+    assert derive(Vector(n), rule=RULES["sp"].with_(width="init")).init_std == 0
 
 
 def test_a_rule_of_ones_own_is_a_value_of_the_same_type():
@@ -165,14 +165,14 @@ def test_kv_factor_follows_the_true_dimensions_unless_the_paper_is_asked_for():
     a = n / inner
     assert same(derive(unit).lr * n, (1 + sympy.sqrt(r * a)) / (1 + sympy.sqrt(a)))
     assert same(
-        derive(unit, rule=RULES["gqa-mup"].but(kv_factor="paper")).lr * n, (1 + sympy.sqrt(r)) / 2
+        derive(unit, rule=RULES["gqa-mup"].with_(kv_factor="paper")).lr * n, (1 + sympy.sqrt(r)) / 2
     )
     assert same(derive(unit).lr.subs(inner, n), derive(KeyValue(n, r)).lr)
 
 
 def test_the_printed_factor_needs_no_width_that_r_divides():
     """At n = 512 with 12 heads of 64, inner = 768: r = 12 does not divide n, and need not."""
-    rule = RULES["gqa-mup"].but(kv_factor="paper")
+    rule = RULES["gqa-mup"].with_(kv_factor="paper")
     assert same(derive(KeyValue(512, 12, inner=768), rule=rule).lr, (1 + sympy.sqrt(12)) / 1024)
 
 
@@ -404,7 +404,7 @@ class TestBadInput:
     )
     def test_a_rule_formula_must_be_understood_and_positive(self, change):
         with pytest.raises(OptionError, match=next(iter(change))):
-            RULES["gqa-mup"].but(**change)
+            RULES["gqa-mup"].with_(**change)
 
     def test_matrix_optimizers_refuse_what_is_not_a_hidden_matrix(self):
         with pytest.raises(NotDerivedError, match="trained by AdamW beside it"):
@@ -436,7 +436,7 @@ def test_a_block_does_not_hide_that_what_it_holds_is_an_extrapolation(name):
 class TestWithoutWidth:
     """`--width none`: ε of the readout was 1/n, of a multiplier that such a rule does not apply."""
 
-    RULE = RULES["gqa-mup"].but(width="none")
+    RULE = RULES["gqa-mup"].with_(width="none")
 
     @pytest.mark.parametrize("rule", ["gqa-mup", RULE], ids=["scaled", "width none"])
     def test_epsilon_shrinks_with_the_gradient_and_no_faster(self, rule):

@@ -8,7 +8,7 @@ import torch
 
 import mupscale.optim
 from mupscale.errors import OptionError
-from mupscale.theory import OPTIMIZERS, Sizes, derive, optimizer_named
+from mupscale.theory import OPTIMIZERS, StepSizes, derive, optimizer_named
 
 SHAPES = [(64, 64), (16, 64), (96, 32)]
 
@@ -35,7 +35,9 @@ def predicted(name: str, W: torch.Tensor, gradient: torch.Tensor) -> float:
     n_out, n_in = (sympy.Integer(size) for size in W.shape)
     rms = W.norm().item() / math.sqrt(W.numel())
     norm = torch.linalg.matrix_norm(gradient, 2).item()
-    return float(OPTIMIZERS[name].step(Sizes(n_out, n_in, rms, norm)) * OPTIMIZERS[name].constant)
+    return float(
+        OPTIMIZERS[name].step(StepSizes(n_out, n_in, rms, norm)) * OPTIMIZERS[name].constant
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -29,11 +29,11 @@ _CLEAR = 1e4
 
 
 @dataclass(frozen=True)
-class Located:
+class CellValue:
     """A cell's value with its error if it stood alone, and the same for each seed where seeds can
     tell.
 
-    `same` is equal for cells with the very same runs: the base of two rules, say.
+    `fingerprint` is equal for cells with the very same runs: the base of two rules, say.
     """
 
     value: float
@@ -42,7 +42,7 @@ class Located:
     by_seed: Mapping[int, float]
     extra_error: float = 0.0
     "A part of the error that the seeds' values do not show."
-    same: Hashable = None
+    fingerprint: Hashable = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class SeedTable:
         return summed(parts)
 
 
-def seed_table(cells: Sequence[Located]) -> SeedTable | None:
+def seed_table(cells: Sequence[CellValue]) -> SeedTable | None:
     """Of the distinct cells; None unless all have the same two seeds or more."""
     distinct = list({_identity(k, cell): cell for k, cell in enumerate(cells)}.values())
     seeds = sorted(distinct[0].by_seed) if distinct else []
@@ -97,11 +97,11 @@ def seed_table(cells: Sequence[Located]) -> SeedTable | None:
     )
 
 
-def _identity(place: int, cell: Located) -> Hashable:
-    return ("place", place) if cell.same is None else ("same", cell.same)
+def _identity(place: int, cell: CellValue) -> Hashable:
+    return ("place", place) if cell.fingerprint is None else ("fingerprint", cell.fingerprint)
 
 
-def pooled_spread(cells: Sequence[Located]) -> Spread | None:
+def pooled_spread(cells: Sequence[CellValue]) -> Spread | None:
     """How far the values of a cell's seeds lie apart, told by all cells together; None where seeds
     cannot tell.
 
@@ -123,12 +123,12 @@ def pooled_spread(cells: Sequence[Located]) -> Spread | None:
 
 
 def contrast(
-    cells: Sequence[Located], weights: Sequence[float], table: SeedTable | None, confidence: float
+    cells: Sequence[CellValue], weights: Sequence[float], table: SeedTable | None, confidence: float
 ) -> Estimate:
     """Σ w·value with its interval. `table` is that of all cells of the study, of which these may be
     some.
     """
-    merged: dict[Hashable, tuple[Located, float]] = {}
+    merged: dict[Hashable, tuple[CellValue, float]] = {}
     for k, (cell, weight) in enumerate(zip(cells, weights, strict=True)):
         known = merged.get(_identity(k, cell), (cell, 0.0))[1]
         merged[_identity(k, cell)] = cell, known + weight
@@ -150,7 +150,7 @@ def contrast(
     return Estimate.student(value, math.sqrt(total), freedom, confidence)
 
 
-def member_noise(cells: Sequence[Located], table: SeedTable | None) -> tuple[float, float]:
+def member_noise(cells: Sequence[CellValue], table: SeedTable | None) -> tuple[float, float]:
     """Variance by which a cell's value differs from the others' by chance, and its degrees of
     freedom.
 
@@ -165,7 +165,7 @@ def member_noise(cells: Sequence[Located], table: SeedTable | None) -> tuple[flo
     return total, freedom if table is None else min(freedom, float(table.interaction_freedom))
 
 
-def _own_noise(cell: Located, table: SeedTable | None) -> tuple[float, float]:
+def _own_noise(cell: CellValue, table: SeedTable | None) -> tuple[float, float]:
     if table is None or not table.interaction_freedom:
         return cell.error**2, cell.degrees_of_freedom
     shared = (table.of_interaction / table.seeds, float(table.interaction_freedom))

@@ -32,7 +32,7 @@ from scipy.special import ndtr
 from scipy.stats import f as fisher
 from scipy.stats import t as student
 
-from mupscale.analysis.contrasts import Located
+from mupscale.analysis.contrasts import CellValue
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import CellAnalysis, analyse
 from mupscale.analysis.measurements import Measurement, Member
@@ -168,7 +168,7 @@ class _Curve:
     "log2 of the paper's factor at this r: log2 f for each unit of γ."
     offsets: Array
     "log2 f of the cells, ascending."
-    cells: tuple[Located, ...]
+    cells: tuple[CellValue, ...]
     smooth: bool
     "A cubic (a parabola through three), or lines from cell to cell."
 
@@ -209,7 +209,7 @@ class _Test:
     """The cells of a question, and how to weigh them."""
 
     question: Question
-    base: Located | None
+    base: CellValue | None
     "Its optimum, which others are measured from; None for losses, which are compared at one r."
     curves: Sequence[_Curve]
     confidence: float
@@ -225,7 +225,7 @@ class _Test:
         return np.array([curve.lever for curve in self.curves])
 
     @cached_property
-    def _blocks(self) -> list[tuple[Located, ...]]:
+    def _blocks(self) -> list[tuple[CellValue, ...]]:
         return [*(curve.cells for curve in self.curves), *([(self.base,)] if self.base else [])]
 
     @cached_property
@@ -268,7 +268,7 @@ class _Test:
         variance, freedom = self._variance(weights, cells)
         return _Sums(weights @ [cell.value for cell in cells], np.sqrt(variance), freedom)
 
-    def _variance(self, weights: Array, cells: Sequence[Located]) -> tuple[Array, Array]:
+    def _variance(self, weights: Array, cells: Sequence[CellValue]) -> tuple[Array, Array]:
         squares = np.square(weights)
         alone = np.array([cell.degrees_of_freedom for cell in cells])
         if self._seeds is None:  # seeds that differ from cell to cell: every cell stands alone
@@ -329,14 +329,14 @@ def _curves(
     return curves
 
 
-def _located(cell: FactorCell, question: Question) -> Located:
+def _located(cell: FactorCell, question: Question) -> CellValue:
     one = cell.analysis.optimum
     assert one is not None
     if question == "still":
-        return Located(
+        return CellValue(
             one.value, one.error, one.degrees_of_freedom, one.seed_optima, one.bend_error
         )
-    return Located(one.loss, math.inf, 0, one.seed_losses)
+    return CellValue(one.loss, math.inf, 0, one.seed_losses)
 
 
 # Solving for γ

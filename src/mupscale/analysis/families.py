@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mupscale.analysis.contrasts import (
-    Located,
+    CellValue,
     SeedTable,
     contrast,
     member_noise,
@@ -39,7 +39,7 @@ class CellAnalysis:
     "Of the rate, where nothing else is searched."
     surface: Surface | None
     "Where two parameters are searched."
-    same: Hashable = None
+    fingerprint: Hashable = None
     "Equal for cells with the very same runs."
 
     @property
@@ -221,29 +221,39 @@ _UNUSABLE = frozenset(("few", "saddle", "edge", "flat"))
 """Flags of an optimum that is no place yet: others are not compared with it."""
 
 
-def _rate(cell: CellAnalysis) -> Located | None:
+def _rate(cell: CellAnalysis) -> CellValue | None:
     """Where the cell's rate is, for differences between cells."""
     if _UNUSABLE & set(cell.flags):
         return None
     if cell.optimum is not None:
         one = cell.optimum
-        return Located(
-            one.value, one.error, one.degrees_of_freedom, one.seed_optima, one.bend_error, cell.same
+        return CellValue(
+            one.value,
+            one.error,
+            one.degrees_of_freedom,
+            one.seed_optima,
+            one.bend_error,
+            cell.fingerprint,
         )
     if cell.surface is not None:
         found = cell.surface.found["lr"]
-        return Located(
-            found.value, cell.surface.errors["lr"], found.degrees_of_freedom, {}, 0.0, cell.same
+        return CellValue(
+            found.value,
+            cell.surface.errors["lr"],
+            found.degrees_of_freedom,
+            {},
+            0.0,
+            cell.fingerprint,
         )
     return None
 
 
-def _loss(cell: CellAnalysis) -> Located | None:
+def _loss(cell: CellAnalysis) -> CellValue | None:
     """The cell's loss at its optimum. One seed says nothing of its error."""
     if cell.loss is None or _UNUSABLE & set(cell.flags):
         return None
     by_seed = {} if cell.optimum is None else cell.optimum.seed_losses
-    return Located(cell.loss, math.inf, 0, by_seed, 0.0, cell.same)
+    return CellValue(cell.loss, math.inf, 0, by_seed, 0.0, cell.fingerprint)
 
 
 # Transfer of a rule
@@ -252,7 +262,7 @@ def _loss(cell: CellAnalysis) -> Located | None:
 def _transfer(
     rule: str,
     cells: Sequence[CellAnalysis],
-    rates: Mapping[int, Located | None],
+    rates: Mapping[int, CellValue | None],
     table: SeedTable | None,
     confidence: float,
 ) -> RuleTransfer:
@@ -297,7 +307,7 @@ def drift_weights(members: Sequence[Member]) -> list[float] | None:
 
 def _drift(
     members: Sequence[Member],
-    located: Sequence[Located],
+    located: Sequence[CellValue],
     table: SeedTable | None,
     confidence: float,
 ) -> Estimate | None:
@@ -313,7 +323,7 @@ def _proxy(members: Sequence[Member]) -> int:
 
 
 def _regrets(
-    known: Sequence[tuple[CellAnalysis, Located]], table: SeedTable | None, confidence: float
+    known: Sequence[tuple[CellAnalysis, CellValue]], table: SeedTable | None, confidence: float
 ) -> tuple[Regret, ...]:
     base = _proxy([cell.member for cell, _ in known])
     proxy, there = known[base]
@@ -353,7 +363,7 @@ def _cost(cell: CellAnalysis, octaves: float) -> float:
 def _comparisons(
     transfers: Sequence[RuleTransfer],
     cells: Sequence[CellAnalysis],
-    rates: Mapping[int, Located | None],
+    rates: Mapping[int, CellValue | None],
     table: SeedTable | None,
     confidence: float,
 ) -> tuple[Comparison, ...]:
@@ -380,7 +390,7 @@ def _comparisons(
 
 def _places(
     cells: Sequence[CellAnalysis],
-    rates: Mapping[int, Located | None],
+    rates: Mapping[int, CellValue | None],
     rule: str,
     first: RuleTransfer,
     second: RuleTransfer,
@@ -440,14 +450,14 @@ def _drifts(
     first: RuleTransfer,
     second: RuleTransfer,
     cells: Sequence[CellAnalysis],
-    rates: Mapping[int, Located | None],
+    rates: Mapping[int, CellValue | None],
     places: Sequence[Sequence[int]],
     table: SeedTable | None,
     confidence: float,
 ) -> Estimate | None:
     """How much further one drifts than the other, whichever way each goes."""
     weights: list[float] = []
-    located: list[Located] = []
+    located: list[CellValue] = []
     for sign, rule, own in zip((1, -1), (first, second), places, strict=True):
         of_members = drift_weights([cells[place].member for place in own])
         if of_members is None or rule.drift is None:

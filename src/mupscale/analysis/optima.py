@@ -139,7 +139,7 @@ class _Data:
 
 
 @dataclass(frozen=True)
-class _Fit:
+class _CurveFit:
     """Least squares of losses on a polynomial around `centre` with a level for each seed."""
 
     centre: float
@@ -285,7 +285,7 @@ def _kept_near(vertex: float, xs: Array) -> float:
     return float(np.clip(vertex, xs.min() - span / 4, xs.max() + span / 4))
 
 
-def _bent(data: _Data, asymmetry: float) -> _Fit | None:
+def _bent(data: _Data, asymmetry: float) -> _CurveFit | None:
     """A cubic that leans as much as the data and the records say together; a parabola where that
     has no minimum.
     """
@@ -306,7 +306,9 @@ def _bent(data: _Data, asymmetry: float) -> _Fit | None:
     return parabola if cubic is None or cubic.vertex is None else cubic
 
 
-def _fitted(data: _Data, terms: int, *, pull: float = 0.0, own_slopes: bool = False) -> _Fit | None:
+def _fitted(
+    data: _Data, terms: int, *, pull: float = 0.0, own_slopes: bool = False
+) -> _CurveFit | None:
     """A polynomial with a level for each seed; None without points enough for it and its noise.
 
     `pull` draws the cubic term to 0, as one observation more. With `own_slopes`, each seed has an
@@ -335,7 +337,7 @@ def _fitted(data: _Data, terms: int, *, pull: float = 0.0, own_slopes: bool = Fa
     levels[seeds] = solution[count + terms - 1 :]
     errors = values - rows @ solution
     noise = math.sqrt(errors @ errors / freedom)
-    return _Fit(
+    return _CurveFit(
         centre,
         to_mean @ solution,
         covariance,
@@ -362,7 +364,7 @@ def _too_few(data: _Data) -> Optimum:
 
 
 def _optimum(
-    fit: _Fit,
+    fit: _CurveFit,
     data: _Data,
     near: NDArray[np.bool_],
     bad: Array,
@@ -409,7 +411,7 @@ def _flags(
     return tuple(flags)
 
 
-def _own_slopes(fit: _Fit, data: _Data) -> dict[int, float]:
+def _own_slopes(fit: _CurveFit, data: _Data) -> dict[int, float]:
     """By how much each seed's slope differs from the common one; nothing unless every seed has
     three rates.
     """
@@ -428,7 +430,7 @@ def _slope(xs: Array, ys: Array) -> float:
 
 
 def _error(
-    fit: _Fit,
+    fit: _CurveFit,
     data: _Data,
     value: float,
     curvature: float,
@@ -483,7 +485,7 @@ def summed(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _within(
-    fit: _Fit, data: _Data, value: float, ends: tuple[float, float], confidence: float
+    fit: _CurveFit, data: _Data, value: float, ends: tuple[float, float], confidence: float
 ) -> float:
     """Which of two fits, seeds with one optimum or with their own, is the narrower: nothing is said
     of other seeds.
@@ -499,7 +501,7 @@ def _within(
 
 
 def _fieller(
-    fit: _Fit, reach: float, value: float, ends: tuple[float, float]
+    fit: _CurveFit, reach: float, value: float, ends: tuple[float, float]
 ) -> tuple[float, float]:
     """The x around the optimum at which the slope is within `reach` unit errors of zero; infinite
     where it has no end.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mupscale.analysis.contrasts import Located
+from mupscale.analysis.contrasts import CellValue
 
 Array = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ class SeedBlocks:
 
     @staticmethod
     def of(
-        blocks: Sequence[Sequence[Located]], recorded: tuple[float, float] = (0.0, 0.0)
+        blocks: Sequence[Sequence[CellValue]], recorded: tuple[float, float] = (0.0, 0.0)
     ) -> "SeedBlocks | None":
         """None unless all cells have the same two seeds or more, and each variance a degree of
         freedom.

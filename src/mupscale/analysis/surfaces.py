@@ -60,7 +60,7 @@ class Surface:
 
 
 @dataclass(frozen=True)
-class _Fit:
+class _SurfaceFit:
     """A cubic in the offset z = (u, v) from `centre`, its coefficients in the order of
     `_POWERS`.
     """
@@ -197,13 +197,13 @@ def _checked(
 
 def _around(
     xy: Array, ys: Array, groups: NDArray[np.int64], centre: Array
-) -> tuple[_Fit, NDArray[np.bool_]] | None:
+) -> tuple[_SurfaceFit, NDArray[np.bool_]] | None:
     """A fit to the nearest share of points; the share follows the minimum, which the share
     decides.
     """
     span = np.maximum(np.ptp(xy, axis=0), 1e-9)
     count = min(len(xy), max(_LEAST_POINTS, math.ceil(SHARE * len(xy))))
-    found: tuple[_Fit, NDArray[np.bool_]] | None = None
+    found: tuple[_SurfaceFit, NDArray[np.bool_]] | None = None
     above = ys - ys.min()
     for _ in range(4):
         distances = np.square((xy - centre) / span).sum(axis=1)
@@ -219,7 +219,7 @@ def _around(
     return found
 
 
-def _bent(xy: Array, ys: Array, groups: NDArray[np.int64]) -> _Fit | None:
+def _bent(xy: Array, ys: Array, groups: NDArray[np.int64]) -> _SurfaceFit | None:
     """A quadratic with cubic terms as far as the data and the records allow, as for a curve."""
     plain = _fitted(xy, ys, groups, None)
     if plain is None or plain.minimum is None:
@@ -230,7 +230,9 @@ def _bent(xy: Array, ys: Array, groups: NDArray[np.int64]) -> _Fit | None:
     return plain if bent is None or bent.minimum is None else bent
 
 
-def _fitted(xy: Array, ys: Array, groups: NDArray[np.int64], pulls: Array | None) -> _Fit | None:
+def _fitted(
+    xy: Array, ys: Array, groups: NDArray[np.int64], pulls: Array | None
+) -> _SurfaceFit | None:
     """Least squares with a level for each seed; `pulls` draw the four cubic terms to 0, and None
     leaves them out.
     """
@@ -254,7 +256,7 @@ def _fitted(xy: Array, ys: Array, groups: NDArray[np.int64], pulls: Array | None
     coefficients = np.zeros(9)
     coefficients[:terms] = solution[:terms]
     noise = max(math.sqrt(residuals @ residuals / freedom), 1e-12)
-    return _Fit(
+    return _SurfaceFit(
         centre, coefficients, covariance, noise, freedom, float(solution[terms:].mean()), len(seeds)
     )
 
@@ -284,7 +286,7 @@ def _lowest(
 
 def _surface(
     names: tuple[str, str],
-    fit: _Fit,
+    fit: _SurfaceFit,
     near: NDArray[np.bool_],
     xy: Array,
     flags: tuple[str, ...],
@@ -320,7 +322,7 @@ def _surface(
     )
 
 
-def _profile(fit: _Fit, axis: int, low: Array, high: Array, confidence: float) -> Estimate:
+def _profile(fit: _SurfaceFit, axis: int, low: Array, high: Array, confidence: float) -> Estimate:
     """All values of one parameter for which some value of the other lets the gradient be zero.
 
     The ends are found step by step and then by halving, up to a span away; further out there is
@@ -360,7 +362,7 @@ def _end(inside: Callable[[float], bool], start: float, reach: float) -> float:
 
 
 def _region(
-    fit: _Fit, low: Array, high: Array, confidence: float
+    fit: _SurfaceFit, low: Array, high: Array, confidence: float
 ) -> tuple[tuple[float, float], ...]:
     """Box & Hunter's region as an outline of 72 points, followed from the minimum outwards."""
     assert fit.minimum is not None

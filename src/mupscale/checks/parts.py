@@ -19,7 +19,7 @@ from mupscale.reading import ModelFacts, ParameterFact, Role
 from mupscale.theory import (
     Residual,
     Rule,
-    Sizes,
+    StepSizes,
     Unit,
     Vector,
     estimates,
@@ -218,7 +218,7 @@ def _step_norm(
     n_out, n_in, gradient = (
         sympy.sympify(size).subs(known) for size in (*core.shape(), core.gradient_norm())
     )
-    sizes = Sizes(n_out, n_in, rms=sympy.Float(rms), gradient=gradient * gradient_scale)
+    sizes = StepSizes(n_out, n_in, rms=sympy.Float(rms), gradient=gradient * gradient_scale)
     step = float(optimizer_named(optimizer).step(sizes))
     return (
         step / math.sqrt(n_out) if isinstance(core, Vector) else step

@@ -124,7 +124,7 @@ def run_probe(probe: Probe) -> dict[str, Any]:
     made = planned(model, base)
     # A planner may say roles itself: what is measured must be what it planned.
     reading = made.reading or probe.reading
-    ideal = rule_named("gqa-mup").but(depth=made.rule.depth)
+    ideal = rule_named("gqa-mup").with_(depth=made.rule.depth)
     right = (
         made
         if probe.planner is None and probe.rule == ideal

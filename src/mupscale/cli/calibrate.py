@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mupscale.analysis.estimates import Estimate
     from mupscale.analysis.exponents import Exponent, Exponents
     from mupscale.recipes.calibrating import Calibration
-    from mupscale.theory.rule_files import Evidence
+    from mupscale.theory.rule_files import CalibrationEvidence
 
 INCONCLUSIVE = 3
 _ASKED = {"still": "optimum still over r", "loss": "lowest loss"}
@@ -171,7 +171,9 @@ def _cost(made: "Calibration") -> str:
     )
 
 
-def _text(found: "Exponents", question: str, evidence: "Evidence | None", path: Path) -> str:
+def _text(
+    found: "Exponents", question: str, evidence: "CalibrationEvidence | None", path: Path
+) -> str:
     lines = [f"{'r':>4}  {'factor':>7}  {'log2 lr':>18}  {'loss':>7}"]
     for cell in (found.base, *found.cells):
         optimum = cell.analysis.optimum
@@ -242,7 +244,7 @@ def _more(found: "Exponents", answer: "Exponent") -> str:
     )
 
 
-def _json(found: "Exponents", evidence: "Evidence | None", path: Path) -> str:
+def _json(found: "Exponents", evidence: "CalibrationEvidence | None", path: Path) -> str:
     content: dict[str, Any] = {
         "rule": str(path) if evidence else None,
         "evidence": asdict(evidence) if evidence else None,

@@ -40,7 +40,7 @@ class Choices:
     def build(self, depth: str | None) -> "Rule":
         from mupscale.theory import rule_named
 
-        return rule_named(self.rule).but(
+        return rule_named(self.rule).with_(
             kv_factor=self.kv_factor,
             width=self.width,
             decay=self.decay_scaling,

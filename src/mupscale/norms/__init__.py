@@ -2,7 +2,7 @@
 
 from mupscale.norms.expected import (
     Distribution,
-    Estimate,
+    NormEstimate,
     expected_operator_norm,
     rms_operator_norm,
 )
@@ -11,7 +11,7 @@ from mupscale.norms.spectral import Method, SpectralNorm, spectral_norm
 
 __all__ = [
     "Distribution",
-    "Estimate",
+    "NormEstimate",
     "Method",
     "SpectralNorm",
     "expected_operator_norm",

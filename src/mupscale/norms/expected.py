@@ -19,7 +19,7 @@ Distribution = Named | Sampler | Tensor
 
 
 @dataclass(frozen=True)
-class Estimate:
+class NormEstimate:
     """A mean over random inputs; `standard_error` is 0 where it is known in closed form."""
 
     value: float
@@ -37,18 +37,18 @@ def expected_operator_norm(
     p: float = 2,
     samples: int = 1024,
     generator: torch.Generator | None = None,
-) -> Estimate:
+) -> NormEstimate:
     """‖A‖_E = E_x ‖Ax‖_p / ‖x‖_p over random inputs x, by Monte Carlo.
 
     The norm that replaces the spectral one where a matrix is rank-degenerate, like the repeated K/V
     matrix. A Gaussian A with standard deviation σ and n_out rows has σ√n_out.
 
     >>> expected_operator_norm(3 * torch.eye(4))
-    Estimate(value=3.0, standard_error=0.0, samples=1024)
+    NormEstimate(value=3.0, standard_error=0.0, samples=1024)
     """
     ratios = _ratios(A, distribution, p, samples, generator)
     value, standard_error = _mean(ratios)
-    return Estimate(value, standard_error, len(ratios))
+    return NormEstimate(value, standard_error, len(ratios))
 
 
 def rms_operator_norm(
@@ -58,7 +58,7 @@ def rms_operator_norm(
     p: float = 2,
     samples: int = 1024,
     generator: torch.Generator | None = None,
-) -> Estimate:
+) -> NormEstimate:
     """√(E_x ‖Ax‖_p² / ‖x‖_p²), which for Gaussian inputs and p = 2 is ‖A‖_F/√n_in exactly.
 
     The direction of a Gaussian x is uniform and independent of its length, so E xxᵀ/‖x‖² = I/n_in.
@@ -71,11 +71,11 @@ def rms_operator_norm(
     if not isinstance(distribution, Tensor) and distribution == "gaussian" and p == 2:
         _check_samples(samples)
         frobenius = float(torch.linalg.vector_norm(_checked_matrix(A), dtype=torch.float64))
-        return Estimate(frobenius / math.sqrt(A.shape[1]), 0.0, samples)
+        return NormEstimate(frobenius / math.sqrt(A.shape[1]), 0.0, samples)
     ratios = _ratios(A, distribution, p, samples, generator)
     mean_square, standard_error = _mean(ratios.square())
     value = math.sqrt(mean_square)
-    return Estimate(value, standard_error / (2 * value) if value else 0.0, len(ratios))
+    return NormEstimate(value, standard_error / (2 * value) if value else 0.0, len(ratios))
 
 
 def _mean(values: Tensor) -> tuple[float, float]:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 RULES: Mapping[str, Rule] = {
     "scaled": RULE,
-    "fixed": RULE.but(eps="none"),
+    "fixed": RULE.with_(eps="none"),
 }
 EPSILONS: Mapping[str, float] = {"large": 1e-3, "tiny": 1e-12}
 TOLERANCE, CONFIDENCE = 0.1, 0.95

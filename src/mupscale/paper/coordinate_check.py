@@ -40,7 +40,7 @@ STATISTICS = ("dh", "step", "update")
 RULES: Mapping[str, Rule] = {
     "mup": rule_named("mup"),
     "gqa-mup": rule_named("gqa-mup"),
-    "gqa-mup-as-printed": rule_named("gqa-mup").but(kv_factor="paper"),
+    "gqa-mup-as-printed": rule_named("gqa-mup").with_(kv_factor="paper"),
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mupscale.analysis import Estimate, analyse
-from mupscale.analysis.contrasts import Located, contrast
+from mupscale.analysis.contrasts import CellValue, contrast
 from mupscale.analysis.families import drift_weights
 from mupscale.analysis.measurements import Member
 from mupscale.analysis.slopes import t_quantile
@@ -90,7 +90,7 @@ def drift_over_sizes(seen: Seen, rule: str, name: str) -> SizeDrift:
     if weights is None:
         return SizeDrift(rule, name, len(bounded), None)
     places = [
-        Located(fit.found[name].value, fit.errors[name], fit.found[name].degrees_of_freedom, {})
+        CellValue(fit.found[name].value, fit.errors[name], fit.found[name].degrees_of_freedom, {})
         for _, fit in bounded
     ]
     return SizeDrift(

@@ -42,7 +42,7 @@ def _of_sharing(facts: ModelFacts, base: ModelFacts, choices: Choices) -> Iterat
             "rule: a base with the same r is safer."
         )
     elif r != base_r:
-        measured = "what was measured on another model" if choices.rule.because else "a young rule"
+        measured = "what was measured on another model" if choices.rule.evidence else "a young rule"
         none = choices.rule.kv_factor == "hidden"
         why = (
             f"{choices.rule.name} gives keys and values no rate of their own"

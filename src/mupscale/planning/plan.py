@@ -386,8 +386,8 @@ class Plan:
         count = f"{len(self.parameters)} parameters" + (
             f", {len(self.hooks)} hooks" if self.hooks else ""
         )
-        because = [f"{self.rule}: {self.rule.because}"] if self.rule.because else []
-        return ["", count, *because, *(f"warning: {warning}" for warning in self.warnings)]
+        evidence = [f"{self.rule}: {self.rule.evidence}"] if self.rule.evidence else []
+        return ["", count, *evidence, *(f"warning: {warning}" for warning in self.warnings)]
 
     # As a file
 
@@ -398,11 +398,7 @@ class Plan:
                 for f in dataclasses.fields(self)
                 if f.name not in _STRUCTURED
             },
-            "rule": {
-                key: value
-                for key, value in dataclasses.asdict(self.rule).items()
-                if value is not None
-            },
+            "rule": self.rule.to_dict(),
             "warnings": list(self.warnings),
             **(
                 {"reading": self.reading.to_dict()} if self.reading else {}
@@ -425,7 +421,7 @@ class Plan:
         }
         return Plan(
             **{key: value for key, value in data.items() if key not in _STRUCTURED},
-            rule=Rule(**data["rule"]),
+            rule=Rule.from_dict(data["rule"]),
             warnings=tuple(data["warnings"]),
             reading=Reading.from_dict(data.get("reading", {})),
             hooks=tuple(storing.hook_from_dict(hook) for hook in data["hooks"]),

@@ -31,7 +31,7 @@ from mupscale.studies.planning import with_reading
 from mupscale.studies.searching import grid
 from mupscale.theory import Rule
 from mupscale.theory.formulas import r as repetitions_symbol
-from mupscale.theory.rule_files import DIGITS, Evidence, exponent_formula
+from mupscale.theory.rule_files import DIGITS, CalibrationEvidence, exponent_formula
 from mupscale.training import lengths
 from mupscale.training.config import rule_from
 
@@ -331,21 +331,21 @@ def answers(folder: Path | str) -> Exponents:
 
 def calibrated_rule(
     made: Calibration, found: Exponents, question: Question, name: str = "calibrated"
-) -> tuple[Rule, Evidence] | None:
+) -> tuple[Rule, CalibrationEvidence] | None:
     """The rule with γ as measured, and what it rests on; None where the runs do not bound γ."""
     answer = found.answer(question)
     gamma = answer.gamma
     if gamma is None or not gamma.bounded:
         return None
     low, value, high = (round(one, DIGITS) for one in (gamma.low, gamma.value, gamma.high))
-    evidence = Evidence(
+    evidence = CalibrationEvidence(
         gamma=value, low=low, high=high, question=question, swept=_rounded(answer),
         repetitions=tuple(int(r) for r in sorted({found.base.r, *(cell.r for cell in found.cells)})),
         runs=found.runs, seeds=found.seeds, study=made.fingerprint(),
     )  # fmt: skip
     choices = dict(made.factors.rules[0]) if isinstance(made.factors.rules[0], Mapping) else {}
     rule = rule_from(choices | {"name": name, "kv_factor": exponent_formula(value)})
-    return dataclasses.replace(rule, because=str(evidence)), evidence
+    return dataclasses.replace(rule, evidence=str(evidence)), evidence
 
 
 def _rounded(answer: Exponent) -> tuple[float, float]:

@@ -305,11 +305,7 @@ def _from_file(rule: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
     """The choices of a rule that is a file: a study must not change when the file does."""
     if not isinstance(rule, str) or not rule.endswith(".json"):
         return rule
-    return {
-        key: value
-        for key, value in dataclasses.asdict(read_rule(rule)).items()
-        if value is not None
-    }
+    return read_rule(rule).to_dict()
 
 
 def _listed(name: str, value: Any, kinds: tuple[type, ...]) -> list[Any]:

@@ -3,11 +3,23 @@
 from mupscale.theory.derivation import derive
 from mupscale.theory.formulas import Dimension, Expr
 from mupscale.theory.optimizer_classes import name_of_class
-from mupscale.theory.optimizers import DECAYS, OPTIMIZERS, Decay, Optimizer, Sizes, optimizer_named
+from mupscale.theory.optimizers import (
+    DECAYS,
+    OPTIMIZERS,
+    Decay,
+    Optimizer,
+    StepSizes,
+    optimizer_named,
+)
 from mupscale.theory.rule_files import read_rule, rule_named
 from mupscale.theory.rules import RULES, Rule
 from mupscale.theory.scaling import FIELDS, LABELS, Factors, Scaling, Step
-from mupscale.theory.tables import Table, compare_optimizers, optimizers_to_text, parameterization
+from mupscale.theory.tables import (
+    RuleTable,
+    compare_optimizers,
+    optimizers_to_text,
+    parameterization,
+)
 from mupscale.theory.units import (
     Adapter,
     Dense,
@@ -47,9 +59,9 @@ __all__ = [
     "Router",
     "Rule",
     "Scaling",
-    "Sizes",
+    "StepSizes",
     "Step",
-    "Table",
+    "RuleTable",
     "Unit",
     "Vector",
     "compare_optimizers",

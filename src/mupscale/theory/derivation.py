@@ -10,7 +10,7 @@ import sympy
 from mupscale.errors import NotDerivedError, NotExactError, OptionError, UnknownNameError
 from mupscale.theory import estimates, formulas
 from mupscale.theory.formulas import Expr, inline, tidy
-from mupscale.theory.optimizers import DECAYS, Decay, Optimizer, Sizes, optimizer_named
+from mupscale.theory.optimizers import DECAYS, Decay, Optimizer, StepSizes, optimizer_named
 from mupscale.theory.rule_files import rule_named
 from mupscale.theory.rules import Rule
 from mupscale.theory.scaling import Scaling, Step
@@ -247,9 +247,9 @@ class _Derivation:
         }
         return self._say("Start", _SIGMA, sympy.Integer(0), what[self.core.initial], "convention")
 
-    def _sizes(self, unit: Unit, sigma: Expr, beta: Expr) -> Sizes:
+    def _sizes(self, unit: Unit, sigma: Expr, beta: Expr) -> StepSizes:
         n_out, n_in = unit.shape()
-        return Sizes(
+        return StepSizes(
             n_out, n_in, rms=sigma, gradient=unit.gradient_norm() * self.own_multiplier * beta
         )
 
@@ -306,7 +306,7 @@ class _Derivation:
             _RATE,
             rate * factor.subs(self._own_dimensions(), simultaneous=True),
             f"the rule sets the factor on the dense rate, kv_factor={self.rule.kv_factor!r}, "
-            "instead of deriving it" + (f": {self.rule.because}" if self.rule.because else ""),
+            "instead of deriving it" + (f": {self.rule.evidence}" if self.rule.evidence else ""),
             f"rule {self.rule}",
         )
 

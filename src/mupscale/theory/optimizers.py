@@ -20,7 +20,7 @@ Epsilon = Literal["none", "entry", "norm", "norm_squared"]
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StepSizes:
     """What the size of a step can depend on: the shape, the root mean square of W, the spectral
     norm of g.
     """
@@ -42,7 +42,7 @@ class Optimizer:
     """
 
     name: str
-    step: Callable[[Sizes], Expr]
+    step: Callable[[StepSizes], Expr]
     reason: str
     source: str
     decay: Decay = "lr_coupled"
@@ -101,31 +101,31 @@ class Optimizer:
         return self.name
 
 
-def _sign(sizes: Sizes) -> Expr:
+def _sign(sizes: StepSizes) -> Expr:
     return coherent(sizes.n_out, sizes.n_in)
 
 
-def _gradient(sizes: Sizes) -> Expr:
+def _gradient(sizes: StepSizes) -> Expr:
     return sizes.gradient
 
 
-def _orthogonal(_: Sizes) -> Expr:
+def _orthogonal(_: StepSizes) -> Expr:
     return sympy.Integer(1)
 
 
-def _muon_original(sizes: Sizes) -> Expr:
+def _muon_original(sizes: StepSizes) -> Expr:
     return sympy.sqrt(larger(sizes.n_out / sizes.n_in, sympy.Integer(1)))
 
 
-def _muon_root_max(sizes: Sizes) -> Expr:
+def _muon_root_max(sizes: StepSizes) -> Expr:
     return sympy.sqrt(larger(sizes.n_in, sizes.n_out))
 
 
-def _muon_spectral(sizes: Sizes) -> Expr:
+def _muon_spectral(sizes: StepSizes) -> Expr:
     return sympy.sqrt(sizes.n_out / sizes.n_in)
 
 
-def _adafactor(sizes: Sizes) -> Expr:
+def _adafactor(sizes: StepSizes) -> Expr:
     return sizes.rms * coherent(sizes.n_out, sizes.n_in)
 
 

@@ -29,7 +29,7 @@ _ASKED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class CalibrationEvidence:
     """What a calibrated factor rests on."""
 
     gamma: float
@@ -90,7 +90,7 @@ def exponent_formula(gamma: float) -> str:
     return f"((1 + sqrt(r))/2)**{round(gamma, DIGITS):g}"
 
 
-def write_rule(path: Path, rule: Rule, evidence: Evidence) -> None:
+def write_rule(path: Path, rule: Rule, evidence: CalibrationEvidence) -> None:
     """Whole or not at all."""
     content = {
         "format": FORMAT,
@@ -154,7 +154,7 @@ def _rule(content: Any) -> Rule:
     choices = {
         key: value for key, value in given.items() if key not in ("format", "version", "evidence")
     }
-    known = [field.name for field in dataclasses.fields(Rule) if field.name != "because"]
+    known = [field.name for field in dataclasses.fields(Rule) if field.name != "evidence"]
     _check_fields("rule", choices, known)
     evidence = _evidence(given.get("evidence"))
     if choices["kv_factor"] != exponent_formula(evidence.gamma):
@@ -163,19 +163,21 @@ def _rule(content: Any) -> Rule:
             "file was changed. "
             f"Calibrate anew, or pass --kv-factor {choices['kv_factor']!r} instead of the file."
         )
-    return Rule(**choices, because=str(evidence))
+    return Rule(**choices, evidence=str(evidence))
 
 
-def _evidence(given: Any) -> Evidence:
+def _evidence(given: Any) -> CalibrationEvidence:
     if not isinstance(given, dict):
         raise OptionError("it has no evidence. mupscale calibrate writes it.")
     values = dict(cast(dict[str, Any], given))
-    _check_fields("evidence", values, [field.name for field in dataclasses.fields(Evidence)])
+    _check_fields(
+        "evidence", values, [field.name for field in dataclasses.fields(CalibrationEvidence)]
+    )
     for name in ("swept", "repetitions"):
         if not isinstance(values[name], list):
             raise OptionError(f"evidence.{name} = {values[name]!r} is not a list.")
         values[name] = tuple(cast(list[Any], values[name]))
-    return Evidence(**values)
+    return CalibrationEvidence(**values)
 
 
 def _check_fields(where: str, values: Mapping[str, Any], known: list[str]) -> None:

@@ -35,11 +35,11 @@ class Rule:
     decay      "scaled": as derived for the decay mode; "none": the base value
     depth      β on residual branches: "none" (1), "1/L", "1/sqrt(L)", or any formula in L
     eps        "scaled": follows the gradient; "none": the base value
-    because    what the key/value factor rests on, where it was measured; changes nothing
+    evidence   what the key/value factor rests on, where it was measured; changes nothing
 
     >>> Rule("mine", kv_factor="((1 + sqrt(r))/2)**0.7").kv_factor
     '((1 + sqrt(r))/2)**0.7'
-    >>> RULES["gqa-mup"].but(depth="none").depth
+    >>> RULES["gqa-mup"].with_(depth="none").depth
     'none'
     """
 
@@ -49,7 +49,7 @@ class Rule:
     decay: Scaled = "scaled"
     depth: str = "1/L"
     eps: Scaled = "scaled"
-    because: str | None = None
+    evidence: str | None = None
 
     def __post_init__(self) -> None:
         for field, known in _SETTINGS.items():
@@ -63,7 +63,18 @@ class Rule:
         """All that makes a difference: what a rule file holds, and what tells whether two runs obey
         the same rule.
         """
-        return {key: value for key, value in asdict(self).items() if key != "because"}
+        return {key: value for key, value in asdict(self).items() if key != "evidence"}
+
+    def to_dict(self) -> dict[str, str]:
+        """The rule as files hold it. The evidence keeps its first key there, "because"."""
+        return self.choices | ({} if self.evidence is None else {"because": self.evidence})
+
+    @staticmethod
+    def from_dict(fields: Mapping[str, Any]) -> "Rule":
+        """The inverse of `to_dict`; the evidence may have either key."""
+        if "because" in fields:
+            fields = {("evidence" if key == "because" else key): v for key, v in fields.items()}
+        return Rule(**fields)
 
     def beta(self, depth: Expr) -> Expr:
         """Factor on a residual branch of a network with that many blocks."""
@@ -80,7 +91,7 @@ class Rule:
             return sympy.Integer(1)
         return _positive("kv_factor", self.kv_factor, ["n", "r", "inner"], "hidden, derived, paper")
 
-    def but(self, **changes: Any) -> "Rule":
+    def with_(self, **changes: Any) -> "Rule":
         """The same rule with some choices changed; the name says so."""
         changes = {
             key: value
@@ -90,8 +101,8 @@ class Rule:
         if not changes:
             return self
         if "kv_factor" in changes:  # what was measured was another factor
-            changes.setdefault("because", None)
-        altered = ", ".join(f"{key} {value}" for key, value in changes.items() if key != "because")
+            changes.setdefault("evidence", None)
+        altered = ", ".join(f"{key} {value}" for key, value in changes.items() if key != "evidence")
         return replace(self, name=f"{self.name} ({altered})", **changes)
 
     def __str__(self) -> str:

@@ -54,7 +54,7 @@ def as_markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 @dataclass(frozen=True)
-class Table:
+class RuleTable:
     """A scaling for each kind of weight, with n each weight's own fan-in (and the embedding width
     in epsilon).
     """
@@ -128,19 +128,19 @@ def parameterization(
     rule: Rule | str = "gqa-mup",
     decay: Decay = "lr_coupled",
     depth: str = "none",
-) -> Table:
+) -> RuleTable:
     """The paper's table 1, derived; with `depth="1/L"` the residual branches are told apart.
 
     >>> parameterization().columns["K, V"].lr
     (sqrt(r) + 1)/(2*n)
     """
     optimizer = optimizer_named(optimizer)
-    rule = (rule_named(rule) if isinstance(rule, str) else rule).but(depth=depth)
+    rule = (rule_named(rule) if isinstance(rule, str) else rule).with_(depth=depth)
     units = _COLUMNS if depth == "none" else _COLUMNS_IN_DEPTH
     columns = {
         label: _derive_or_beside(unit, optimizer, rule, decay) for label, unit in units.items()
     }
-    return Table(columns, optimizer, rule, decay)
+    return RuleTable(columns, optimizer, rule, decay)
 
 
 def _derive_or_beside(unit: Unit, optimizer: Optimizer, rule: Rule, decay: Decay) -> Scaling:

@@ -107,7 +107,7 @@ class RunConfig:
         return self.model.resized(**self.base)
 
     def to_dict(self) -> dict[str, Any]:
-        return _without_none(dataclasses.asdict(self))
+        return _without_none(dataclasses.asdict(self) | {"rule": self.rule.to_dict()})
 
     def to_toml(self) -> str:
         return toml.dumps(self.to_dict())
@@ -181,9 +181,10 @@ def rule_from(value: Any) -> Rule:
     if isinstance(value, str):
         return rule_named(value)
     table = settings.table("rule", value)
-    settings.known("setting in rule", table, [f.name for f in dataclasses.fields(Rule)])
-    fields: dict[str, Any] = {"name": "own"} | {key: str(v) for key, v in table.items()}
-    return Rule(**fields)
+    settings.known(
+        "setting in rule", table, [*(f.name for f in dataclasses.fields(Rule)), "because"]
+    )
+    return Rule.from_dict({"name": "own"} | {key: str(v) for key, v in table.items()})
 
 
 def _base(value: Any) -> dict[str, int]:
