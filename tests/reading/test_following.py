@@ -14,7 +14,7 @@ from torch.nn.functional import gelu, layer_norm, normalize, scaled_dot_product_
 from mupscale.reading import Reading, read
 from mupscale.reading.measuring import Measured
 from mupscale.reading.running import follow, trace
-from mupscale.reading.traces import Trace, TraceFailed
+from mupscale.reading.traces import ForwardTrace, TraceFailed
 
 WIDTH, WORDS = 16, 23
 
@@ -287,7 +287,7 @@ def test_a_small_model_that_does_not_run_on_the_meta_device_runs_on_the_cpu():
     assert isinstance(failed, TraceFailed)
     assert "meta" in failed.error
     seen = follow(model, Reading())
-    assert isinstance(seen, Trace)
+    assert isinstance(seen, ForwardTrace)
     assert seen.device == "cpu"
     assert Measured(seen).readouts == {"inner.out.weight": 2.0}
 

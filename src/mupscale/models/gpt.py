@@ -229,7 +229,7 @@ class Linear(nn.Linear):
         draw_(self.weight)
 
 
-class Embedding(nn.Embedding):
+class TokenEmbedding(nn.Embedding):
     def reset_parameters(self) -> None:
         draw_(self.weight)
 
@@ -351,9 +351,9 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens = Embedding(config.vocabulary, config.width)
+        self.tokens = TokenEmbedding(config.vocabulary, config.width)
         self.positions = (
-            Embedding(config.context, config.width) if config.positions == "learned" else None
+            TokenEmbedding(config.context, config.width) if config.positions == "learned" else None
         )
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.final_norm = make_norm(config, config.width)

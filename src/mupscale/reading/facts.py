@@ -42,7 +42,7 @@ Made = Literal["drawn", "constant", "frozen", "unknown"]
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockFact:
     """Some of the outputs of a fused matrix: `slices` are (start, stop) along its output axis."""
 
     role: Role
@@ -97,7 +97,7 @@ class ParameterFact:
     """
     tied: tuple[str, ...] = ()
     """Other names of the same tensor."""
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[BlockFact, ...] = ()
     """The parts of a fused matrix; empty where their layout is not known."""
     kernel: bool = False
     """Whether it is the kernel of a convolution: a matrix of (outputs) × (inputs × places)."""

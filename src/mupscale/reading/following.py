@@ -27,14 +27,14 @@ from mupscale.reading.rows import Rows, if_shaped, joined_rows, numbered, paired
 from mupscale.reading.traces import (
     UNKNOWN,
     UNSEEN,
-    Attention,
+    AttentionUse,
+    ForwardTrace,
     NormSeen,
-    Part,
-    Source,
     SourceKind,
-    Trace,
+    TensorPart,
     Use,
     UseKind,
+    ValueSource,
 )
 
 
@@ -109,7 +109,7 @@ _ATTENTION_KERNELS = _words(
 class Following(TorchDispatchMode):
     """The mode that sees every operation and says what comes out of it."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: ForwardTrace) -> None:
         super().__init__()
         self.trace = trace
         # Tensors are kept, so that no other one can come to have the identity of one that has gone.
@@ -217,8 +217,10 @@ class Following(TorchDispatchMode):
         if isinstance(tensor, Tensor):
             self.tags[id(tensor)] = (tensor, tag)
 
-    def _source(self, kind: SourceKind, parameter: str | None, given: Tag, **more: Any) -> Source:
-        made = Source(
+    def _source(
+        self, kind: SourceKind, parameter: str | None, given: Tag, **more: Any
+    ) -> ValueSource:
+        made = ValueSource(
             len(self.trace.sources),
             self._bit(),
             kind,
@@ -737,10 +739,10 @@ class Following(TorchDispatchMode):
         self._set(result, combined)
 
     def _attended(
-        self, weights: tuple[str, Any, Any], values: Part, shared_inside: int = 1
+        self, weights: tuple[str, Any, Any], values: TensorPart, shared_inside: int = 1
     ) -> None:
-        parts: dict[Role, Part] = {"query": weights[1], "key": weights[2], "value": values}
-        self.trace.attentions.append(Attention(self.path[-1], parts, shared_inside))
+        parts: dict[Role, TensorPart] = {"query": weights[1], "key": weights[2], "value": values}
+        self.trace.attentions.append(AttentionUse(self.path[-1], parts, shared_inside))
 
     def _softmax(self, args: Sequence[Any], result: Any) -> None:
         tag = self._tag(args[0])
@@ -796,8 +798,8 @@ class Following(TorchDispatchMode):
             self._set(result, Tag(constant=float(args[1]), root=self._root()))
 
 
-def _part(tag: Tag, tensor: Tensor) -> Part:
-    return Part(frozenset(tag.sources), tag.rows, tensor.numel())
+def _part(tag: Tag, tensor: Tensor) -> TensorPart:
+    return TensorPart(frozenset(tag.sources), tag.rows, tensor.numel())
 
 
 def _number(value: Any, tag: Tag) -> float | None:

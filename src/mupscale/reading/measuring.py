@@ -10,9 +10,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mupscale.reading.facts import Block, Role
+from mupscale.reading.facts import BlockFact, Role
 from mupscale.reading.rows import Rows
-from mupscale.reading.traces import Attention, NormSeen, Part, Source, Trace, Use
+from mupscale.reading.traces import (
+    AttentionUse,
+    ForwardTrace,
+    NormSeen,
+    TensorPart,
+    Use,
+    ValueSource,
+)
 
 FUSED: frozenset[Role] = frozenset({"query", "key", "value"})
 
@@ -33,7 +40,7 @@ class End:
 class Measured:
     """What a trace says of parameters, by name."""
 
-    trace: Trace
+    trace: ForwardTrace
 
     # Uses
 
@@ -72,7 +79,7 @@ class Measured:
         sources = [self.trace.sources[number] for number in sorted(numbers)]
         return [source.parameter for source in sources if source.parameter is not None]
 
-    def _sources_of(self, name: str) -> list[Source]:
+    def _sources_of(self, name: str) -> list[ValueSource]:
         return [self.trace.sources[use.source] for use in self.uses(name) if use.source is not None]
 
     # The residual stream
@@ -207,7 +214,7 @@ class Measured:
                 found.setdefault(name, []).append(attention)
         return found
 
-    def _matrices(self, part: Part) -> list[str]:
+    def _matrices(self, part: TensorPart) -> list[str]:
         """The matrices behind queries, keys or values, also through a norm of the heads."""
         names: list[str] = []
         for number in part.sources:
@@ -222,9 +229,9 @@ class Measured:
         return names
 
     @cached_property
-    def _places(self) -> Mapping[str, Attention]:
+    def _places(self) -> Mapping[str, AttentionUse]:
         """The first attention that each matrix feeds."""
-        found: dict[str, Attention] = {}
+        found: dict[str, AttentionUse] = {}
         for attention, names in zip(self.trace.attentions, self._attention_names, strict=True):
             for name in dict.fromkeys(name for several in names.values() for name in several):
                 found.setdefault(name, attention)
@@ -245,7 +252,7 @@ class Measured:
                 return here // query * attention.shared_inside
         return None
 
-    def _times_used(self, part: Part) -> int | None:
+    def _times_used(self, part: TensorPart) -> int | None:
         """How often each row of the matrix behind queries, keys or values enters the attention."""
         matrices = self._matrices(part)
         if len(matrices) != 1 or len(self.attention_roles[matrices[0]]) > 1:
@@ -257,19 +264,19 @@ class Measured:
             else _count(part.rows)
         )
 
-    def blocks(self, name: str) -> tuple[Block, ...] | None:
+    def blocks(self, name: str) -> tuple[BlockFact, ...] | None:
         """The rows of queries, keys and values in a fused matrix; None where they were lost on the
         way.
         """
         attention = self._places.get(name)
         if attention is None or self.attention_roles[name] != FUSED:
             return None
-        blocks: list[Block] = []
+        blocks: list[BlockFact] = []
         for role, part in attention.parts.items():
             rows = part.rows and part.rows.tensor()
             if rows is None:
                 return None
-            blocks.append(Block(role, _slices(rows)))
+            blocks.append(BlockFact(role, _slices(rows)))
         return tuple(blocks)
 
     def takes_attention(self, name: str) -> bool:
@@ -313,7 +320,7 @@ class Measured:
         return self.trace.effective(name)
 
 
-def _before(source: Source) -> float:
+def _before(source: ValueSource) -> float:
     """The constant on the one thing that a matrix takes: T5 scales what its readout takes."""
     return next(iter(source.inputs.values())) if len(source.inputs) == 1 else 1.0
 

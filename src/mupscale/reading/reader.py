@@ -19,7 +19,7 @@ from mupscale.reading.facts import BRANCH_OUTPUTS, ModelFacts, ParameterFact, Ro
 from mupscale.reading.fans import Fans
 from mupscale.reading.making import has_numbers, made, start_of
 from mupscale.reading.measuring import End, Measured
-from mupscale.reading.roles import Seen, Verdict, settle
+from mupscale.reading.roles import MeasuredUse, Verdict, settle
 from mupscale.reading.running import follow
 from mupscale.reading.saying import Inputs, Reading
 from mupscale.reading.sharing import Sharing
@@ -119,7 +119,7 @@ class _Reader:
     """Roles by template, from the same model at another size."""
 
     def facts(self) -> ModelFacts:
-        self.seen = None if self.measured is None else Seen(self.measured, self.found)
+        self.seen = None if self.measured is None else MeasuredUse(self.measured, self.found)
         self.fans = Fans(self.measured)
         self.tokens = self._token_embedding()
         self.vocabulary = None if self.tokens is None else self.fans.of(self.tokens, "embedding")[1]

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from mupscale.errors import UnreadableModelError
 from mupscale.reading.facts import ROLES
-from mupscale.reading.roles import SAID, Seen, Verdict
+from mupscale.reading.roles import SAID, MeasuredUse, Verdict
 from mupscale.reading.structure import Entry
 
 _SHOWN = 12
 
 
 def refuse(
-    model: str, found: Sequence[Entry], verdicts: Mapping[str, Verdict], seen: Seen | None
+    model: str, found: Sequence[Entry], verdicts: Mapping[str, Verdict], seen: MeasuredUse | None
 ) -> None:
     """Raise where a name contradicts what was seen, or where a parameter has no role."""
     against = [entry for entry in found if verdicts[entry.name].contradiction]
@@ -55,7 +55,7 @@ def _contradictions(model: str, against: Sequence[Entry], verdicts: Mapping[str,
     return "\n".join(lines)
 
 
-def _unknown(model: str, unknown: Sequence[Entry], seen: Seen | None) -> str:
+def _unknown(model: str, unknown: Sequence[Entry], seen: MeasuredUse | None) -> str:
     rows = _by_template(unknown)
     shown = list(rows.items())
     lines = [

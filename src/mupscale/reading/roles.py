@@ -50,7 +50,7 @@ _ALLOWED: Mapping[Role, frozenset[Role]] = {
 }
 
 
-def settle(entry: Entry, named: Role | None, said: str | None, seen: Seen | None) -> Verdict:
+def settle(entry: Entry, named: Role | None, said: str | None, seen: MeasuredUse | None) -> Verdict:
     """The role of a parameter, from its name, from what the user said, and from a forward pass."""
     if said is not None:
         return _as_said(entry, said, seen)
@@ -71,7 +71,7 @@ def settle(entry: Entry, named: Role | None, said: str | None, seen: Seen | None
     return Verdict(named, CONFIRMED + silent)
 
 
-def _as_said(entry: Entry, said: str, seen: Seen | None) -> Verdict:
+def _as_said(entry: Entry, said: str, seen: MeasuredUse | None) -> Verdict:
     role: Role = said.removesuffix("!")  # pyright: ignore[reportAssignmentType]
     if said.endswith("!"):
         return Verdict(role, SAID)
@@ -99,7 +99,7 @@ def _as_said(entry: Entry, said: str, seen: Seen | None) -> Verdict:
     return Verdict(role, SAID)
 
 
-class Seen:
+class MeasuredUse:
     """Roles by what a forward pass showed."""
 
     def __init__(self, measured: Measured, entries: Sequence[Entry]) -> None:

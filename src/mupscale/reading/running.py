@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from mupscale.reading.following import Following, tensors_in
 from mupscale.reading.saying import Reading
 from mupscale.reading.structure import bare_name
-from mupscale.reading.traces import UNSEEN, Trace, TraceFailed
+from mupscale.reading.traces import UNSEEN, ForwardTrace, TraceFailed
 
 SMALL = 1 << 26
 """Parameters of a model that is small enough to be run with numbers."""
@@ -25,21 +25,21 @@ SMALL = 1 << 26
 _TOKENS = 4
 
 
-def follow(model: nn.Module, reading: Reading) -> Trace | TraceFailed:
+def follow(model: nn.Module, reading: Reading) -> ForwardTrace | TraceFailed:
     """On the meta device; a small model that does not run there (its code looks at numbers) runs on
     the CPU.
     """
     seen = trace(model, reading, "meta")
     has_weights = not any(p.is_meta for p in model.parameters())
-    if isinstance(seen, Trace) and not (seen.has_unseen_constant and has_weights):
+    if isinstance(seen, ForwardTrace) and not (seen.has_unseen_constant and has_weights):
         return seen
     if sum(p.numel() for p in model.parameters()) > SMALL:
         return seen
     on_cpu = trace(model, reading, "cpu")
-    return on_cpu if isinstance(on_cpu, Trace) else seen
+    return on_cpu if isinstance(on_cpu, ForwardTrace) else seen
 
 
-def trace(model: nn.Module, reading: Reading, device: str = "meta") -> Trace | TraceFailed:
+def trace(model: nn.Module, reading: Reading, device: str = "meta") -> ForwardTrace | TraceFailed:
     """Run the model once and see what each parameter does, or why it could not be run like this."""
     failures: list[str] = []
     with _plain(model), _quiet():
@@ -164,8 +164,8 @@ def _hugging_face_calls(
 
 def _traced(
     model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], device: str
-) -> Trace:
-    following = Following(Trace(device=device))
+) -> ForwardTrace:
+    following = Following(ForwardTrace(device=device))
     used: dict[str, Tensor] = {}
     for name, tensor in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
         used[name] = _stand_in(tensor, device)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from mupscale.errors import UnreadableModelError
 from mupscale.reading.config import ConfigFacts
-from mupscale.reading.facts import Block, ParameterFact
+from mupscale.reading.facts import BlockFact, ParameterFact
 from mupscale.reading.measuring import Measured
 from mupscale.reading.roles import CONFIRMED
 from mupscale.reading.structure import Entry
@@ -119,7 +119,7 @@ class Sharing:
         return replace(fact, repetitions=shared, blocks=blocks, evidence=evidence)
 
 
-def _blocks(heads: int, kv_heads: int, head_dim: int, layout: Layout) -> tuple[Block, ...]:
+def _blocks(heads: int, kv_heads: int, head_dim: int, layout: Layout) -> tuple[BlockFact, ...]:
     """The rows of q, k and v."""
     if layout == "one after the other":
         ends = [0, heads, heads + kv_heads, heads + 2 * kv_heads]
@@ -133,5 +133,5 @@ def _blocks(heads: int, kv_heads: int, head_dim: int, layout: Layout) -> tuple[B
             for first, last in parts
         ]
     return tuple(
-        Block(role, rows) for role, rows in zip(("query", "key", "value"), slices, strict=True)
+        BlockFact(role, rows) for role, rows in zip(("query", "key", "value"), slices, strict=True)
     )

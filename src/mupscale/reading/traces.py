@@ -26,7 +26,7 @@ UseKind = Literal[
 
 
 @dataclass(eq=False)
-class Source:
+class ValueSource:
     """Something that a tensor may be a sum of: what comes out of a matrix, a table or a norm."""
 
     number: int
@@ -80,19 +80,19 @@ class Use:
 
 
 @dataclass(eq=False)
-class Attention:
+class AttentionUse:
     """Which sources became queries, keys and values in one attention, with their rows and how often
     each is used.
     """
 
     module: str
-    parts: dict[Role, Part] = field(default_factory=dict[Role, "Part"])
+    parts: dict[Role, TensorPart] = field(default_factory=dict[Role, "TensorPart"])
     shared_inside: int = 1
     "Query heads per key/value head where the attention's own kernel repeats them."
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """Rows of sources that are queries, keys or values."""
 
     sources: frozenset[int]
@@ -103,13 +103,13 @@ class Part:
 
 
 @dataclass
-class Trace:
+class ForwardTrace:
     """What one forward pass showed."""
 
     uses: dict[str, list[Use]] = field(default_factory=dict[str, list[Use]])
-    sources: list[Source] = field(default_factory=list[Source])
+    sources: list[ValueSource] = field(default_factory=list[ValueSource])
     norms: list[NormSeen] = field(default_factory=list[NormSeen])
-    attentions: list[Attention] = field(default_factory=list[Attention])
+    attentions: list[AttentionUse] = field(default_factory=list[AttentionUse])
     sums: list[Mapping[int, float]] = field(default_factory=list[Mapping[int, float]])
     "Sums of sources, tables among them, that went into a norm, into a matrix or out of the model."
     outputs: Mapping[int, float] = field(default_factory=dict[int, float])
