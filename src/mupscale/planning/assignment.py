@@ -22,7 +22,7 @@ from mupscale.theory import (
 
 
 @dataclass(frozen=True)
-class Choices:
+class PlanChoices:
     """What a plan is made with."""
 
     optimizer: Optimizer
@@ -39,12 +39,12 @@ class Choices:
 
 
 @dataclass
-class Assignment:
+class ParameterAssignment:
     """One pass over the parameters of a model and their counterparts in the base."""
 
     facts: ModelFacts
     base: ModelFacts
-    choices: Choices
+    choices: PlanChoices
     hooks: list[Hook] = field(default_factory=list[Hook])
     _scalings: dict[Unit, Scaling] = field(default_factory=dict[Unit, Scaling])
     _known: dict[object, Factors] = field(default_factory=dict[object, Factors])

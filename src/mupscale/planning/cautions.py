@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from mupscale.planning.assignment import Choices
+from mupscale.planning.assignment import PlanChoices
 from mupscale.planning.values import PlannedParameter
 from mupscale.reading import ModelFacts
 
@@ -10,7 +10,7 @@ from mupscale.reading import ModelFacts
 def cautions(
     facts: ModelFacts,
     base: ModelFacts,
-    choices: Choices,
+    choices: PlanChoices,
     parameters: Mapping[str, PlannedParameter],
 ) -> Iterator[str]:
     """Those that apply to this plan. What holds for every plan is in the documentation."""
@@ -26,7 +26,7 @@ def cautions(
         yield f"{', '.join(beyond)}: extrapolated beyond the paper. Check them with a coordinate check."
 
 
-def _of_sharing(facts: ModelFacts, base: ModelFacts, choices: Choices) -> Iterator[str]:
+def _of_sharing(facts: ModelFacts, base: ModelFacts, choices: PlanChoices) -> Iterator[str]:
     r, base_r = facts.repetitions, base.repetitions
     if (
         facts.kv_heads
@@ -84,7 +84,7 @@ def _of_starts(parameters: Mapping[str, PlannedParameter]) -> Iterator[str]:
         yield f"initialize_ leaves {_few(templates)} as the model made them ({why})."
 
 
-def _of_depth(facts: ModelFacts, base: ModelFacts, choices: Choices) -> Iterator[str]:
+def _of_depth(facts: ModelFacts, base: ModelFacts, choices: PlanChoices) -> Iterator[str]:
     differs = f"the depth differs ({base.depth} → {facts.depth})"
     every = facts.parameters.values()
     if choices.rule.depth != "none" and any(fact.post_norm for fact in every):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mupscale.errors import OptionError, UnknownNameError
-from mupscale.planning.assignment import Assignment, Choices
+from mupscale.planning.assignment import ParameterAssignment, PlanChoices
 from mupscale.planning.base import Base, base_facts
 from mupscale.planning.cautions import cautions
 from mupscale.planning.plan import Plan
@@ -66,8 +66,8 @@ def plan(
     else:
         facts = read(model, reading=reading)
         low = facts if base is model else base_facts(model, facts, base, facts_of_base)
-    choices = Choices(chosen, rule, decay or chosen.decay, reference_r, multipliers)
-    assignment = Assignment(facts, low, choices)
+    choices = PlanChoices(chosen, rule, decay or chosen.decay, reference_r, multipliers)
+    assignment = ParameterAssignment(facts, low, choices)
     parameters = assignment.parameters()
     return Plan(
         model=class_of(model).__name__,

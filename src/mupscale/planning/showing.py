@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """Parameters of one role with the same values."""
 
     role: str
@@ -59,7 +59,7 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def rows(parameters: Iterable[PlannedParameter], rule: Rule, decay: Decay) -> list[Row]:
+def rows(parameters: Iterable[PlannedParameter], rule: Rule, decay: Decay) -> list[PlanRow]:
     """The table, grouped by role and values; rows of a fused matrix each have a line of their
     own.
     """
@@ -69,12 +69,12 @@ def rows(parameters: Iterable[PlannedParameter], rule: Rule, decay: Decay) -> li
         grouped.setdefault(
             (p.role, p.values, p.repetitions, p.folded, p.standing, blocks), []
         ).append(p)
-    table: list[Row] = []
+    table: list[PlanRow] = []
     for group in sorted(grouped.values(), key=lambda group: _ORDER.index(group[0].role)):
         first, templates = group[0], tuple(dict.fromkeys(p.template for p in group))
         why = _why(first, rule, decay)
         table.append(
-            Row(
+            PlanRow(
                 first.role, templates, len(group), first.shape, first.repetitions, first.values, why
             )
         )
@@ -82,11 +82,11 @@ def rows(parameters: Iterable[PlannedParameter], rule: Rule, decay: Decay) -> li
     return table
 
 
-def _block_row(fused: PlannedParameter, block: RowBlock) -> Row:
+def _block_row(fused: PlannedParameter, block: RowBlock) -> PlanRow:
     count = sum(stop - start for start, stop in block.slices)
     values = (block.init_std, block.multiplier, block.lr, block.weight_decay, fused.eps)
     why = "a hook multiplies these rows" if block.multiplier != 1 else ""
-    return Row(f"· {block.role}", (f"{count} rows",), 1, (), fused.repetitions, values, why)
+    return PlanRow(f"· {block.role}", (f"{count} rows",), 1, (), fused.repetitions, values, why)
 
 
 _ORDER = [
@@ -124,7 +124,7 @@ def scaling_of(parameter: PlannedParameter, rule: Rule, decay: Decay) -> Scaling
     return derive(unit, parameter.optimizer, rule=rule, decay=decay)
 
 
-def aligned(table: Sequence[Row]) -> list[str]:
+def aligned(table: Sequence[PlanRow]) -> list[str]:
     """The table in columns."""
     cells = [COLUMNS, *(row.cells for row in table)]
     widths = [max(len(line[k]) for line in cells) for k in range(len(COLUMNS))]
@@ -135,7 +135,7 @@ def aligned(table: Sequence[Row]) -> list[str]:
     return [lines[0], "─" * max(len(line) for line in lines), *lines[1:]]
 
 
-def markdown(table: Sequence[Row]) -> list[str]:
+def markdown(table: Sequence[PlanRow]) -> list[str]:
     lines = [COLUMNS, ["---"] * len(COLUMNS), *(row.cells for row in table)]
     return [
         "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in line) + " |"
