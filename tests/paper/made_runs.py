@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mupscale.analysis import Measurement, Member, analyse
-from mupscale.paper.sweeps import Seen
+from mupscale.paper.sweeps import SweepFinding
 
 SEEDS = (42, 43, 44)
 
@@ -29,7 +29,7 @@ def seen_over(
     positions: Sequence[float],
     best: Mapping[str, Callable[[float], float]],
     noise: float = 0.002,
-) -> Seen:
+) -> SweepFinding:
     """Rules whose best rate (log2) is a function of log2 of the position."""
     optima = {
         (rule, Member(label=f"{axis} = {position}", position=position)): function(
@@ -39,4 +39,4 @@ def seen_over(
         for position in positions
     }
     runs = list(curve_runs(optima, [-8 + k / 2 for k in range(9)], noise))
-    return Seen(analyse(runs, axis=axis), runs)
+    return SweepFinding(analyse(runs, axis=axis), runs)

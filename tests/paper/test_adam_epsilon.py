@@ -21,7 +21,7 @@ CPU = experiment.SIZES["cpu"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    tiny = experiment.Size(
+    tiny = experiment.EpsilonSize(
         Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2, 3), steps=1, batch=2, sequence=64
     )
     folder = tmp_path_factory.mktemp("adam-epsilon")

@@ -21,7 +21,7 @@ CPU = experiment.SIZES["cpu"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    tiny = experiment.Size(
+    tiny = experiment.BalanceSize(
         Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2), steps=3, batch=1, sequence=64
     )
     folder = tmp_path_factory.mktemp("decay-balance")
@@ -34,7 +34,7 @@ def made(tmp_path_factory):
 
 
 def seen_in(folder, tiny):
-    return experiment._Seen(experiment.recorded(folder / "runs.jsonl", tiny.runs), tiny)
+    return experiment._BalanceRuns(experiment.recorded(folder / "runs.jsonl", tiny.runs), tiny)
 
 
 def test_the_balance_goes_as_the_width_to_the_power_delta(made):
@@ -58,10 +58,10 @@ def test_with_the_rate_lowered_as_decay_is_raised_less_is_learned_and_as_much_de
 
 def test_the_first_balance_is_that_of_the_gradient():
     """Adam's first step is g/(|g| + ε), here from a gradient of our own, with torch's own norm."""
-    tiny = experiment.Size(
+    tiny = experiment.BalanceSize(
         Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2), steps=1, batch=1, sequence=64
     )
-    job = experiment.Job(tiny.start(64, 1), experiment.Error(0.5), 1)
+    job = experiment.BalanceJob(tiny.start(64, 1), experiment.Error(0.5), 1)
     found = experiment.train_a_little(job)["roles"]["mlp_in"]["balance"][0]
     model, made = job.start.made()
     cross_entropy_of(model, job.start.batches().at(0)).backward()

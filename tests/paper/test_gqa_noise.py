@@ -25,7 +25,7 @@ STUDY, PAPER = catalogue.load("gqa-noise", "cpu"), catalogue.load("gqa-noise", "
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Two r, three seeds, and a study of four rates whose runs are two steps long."""
-    tiny = experiment.Size(
+    tiny = experiment.NoiseSize(
         Family("gpt:study,depth=1,width=48,head_dim=4"), (1, 2, 3), steps=1, batch=1, sequence=32
     )
     values = STUDY.to_dict()

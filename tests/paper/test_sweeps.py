@@ -10,7 +10,7 @@ from mupscale.analysis import Estimate, Measurement, Member, analyse
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.paper import EXPERIMENTS, experiment_named
 from mupscale.paper.horizon import seen_over_r, to_target
-from mupscale.paper.sweeps import Seen, Sweep, drift_words, moved, movement
+from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, moved, movement
 from mupscale.paper.weight_decay import drift_over_sizes, further, variance_lines, with_weak_decay
 from mupscale.studies import Study
 from tests.paper.made_runs import SEEDS, curve_runs, seen_over
@@ -19,7 +19,7 @@ R = (1, 2, 3, 4, 6, 12)
 UNDECIDED = "cannot be decided at this scale"
 
 
-def verdicts(name: str, seen: Seen) -> list[str]:
+def verdicts(name: str, seen: SweepFinding) -> list[str]:
     chosen = experiment_named(name)
     assert isinstance(chosen, Sweep)
     return [claim.verdict for claim in chosen.claims(seen)]
@@ -92,7 +92,7 @@ class TestDepth:
 class TestHorizon:
     RATES = tuple(-8 + k / 2 for k in range(9))
 
-    def seen(self, mup: dict[int, float], gqa: dict[int, float], target: float) -> Seen:
+    def seen(self, mup: dict[int, float], gqa: dict[int, float], target: float) -> SweepFinding:
         optima = {
             (rule, Member(label=f"proxy-r{r}", position=1000.0 - r)): value
             for rule, proxies in (("mup", mup), ("gqa-mup", gqa))
@@ -103,7 +103,7 @@ class TestHorizon:
             for rule in ("mup", "gqa-mup")
         }
         runs = list(curve_runs(optima, self.RATES))
-        return Seen(analyse(runs, axis="parameters"), runs)
+        return SweepFinding(analyse(runs, axis="parameters"), runs)
 
     def test_each_proxy_is_measured_against_the_target(self) -> None:
         seen = self.seen({1: -5.5, 2: -6, 4: -6, 8: -6.5}, dict.fromkeys((1, 2, 4, 8), -6.0), -6)
@@ -122,7 +122,7 @@ class TestHorizon:
 
 
 class TestWeightDecay:
-    def seen(self, moves: float) -> Seen:
+    def seen(self, moves: float) -> SweepFinding:
         """Two parameters on a grid; under mup the best decay moves with size, under complete-p
         nothing does.
         """
@@ -142,7 +142,7 @@ class TestWeightDecay:
             for x in (-8, -7.2, -6.4, -5.6, -4.8, -4)
             for y in (-5, -3.8, -2.6, -1.4, -0.2, 1, 2.2)
         ]
-        return Seen(analyse(runs, axis="parameters"), runs)
+        return SweepFinding(analyse(runs, axis="parameters"), runs)
 
     def test_drifts_are_those_put_in_and_tau_follows(self) -> None:
         seen = self.seen(1.0)
@@ -179,7 +179,7 @@ class TestWeightDecay:
             for x in (-8, -7.2, -6.4, -5.6, -4.8, -4)
             for y in (-5, -4, -3, 0, 1, 2)
         ]
-        weak = with_weak_decay(Seen(analyse(runs, axis="parameters"), runs))
+        weak = with_weak_decay(SweepFinding(analyse(runs, axis="parameters"), runs))
         transfer = weak.transfer("mup")
         assert weak.count() == len(runs) // 2
         assert transfer is not None
@@ -207,7 +207,7 @@ def test_every_experiment_of_the_list_is_there() -> None:
 
 
 def test_a_rule_without_an_optimum_is_said() -> None:
-    nothing = Seen(analyse([]), [])
+    nothing = SweepFinding(analyse([]), [])
     assert drift_words(nothing, "sp") == "sp: no optimum found"
     assert moved(nothing, "sp") == "unknown"
 

@@ -72,7 +72,7 @@ WITHOUT: Key = ("tiny", "scaled")
 """As good as no ε at all: what the others are measured against."""
 
 
-class Size(OverWidth):
+class EpsilonSize(OverWidth):
     """With an ε that matters, or one that does not."""
 
     def setup(self, eps: str) -> Setup:
@@ -90,10 +90,12 @@ class Size(OverWidth):
         return self.starts * (len(CHECKS) + 1)
 
 
-SIZES: Mapping[Scale, Size] = {
-    "cpu": Size(Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), tuple(range(1, 9)), 3, 4, 128),
+SIZES: Mapping[Scale, EpsilonSize] = {
+    "cpu": EpsilonSize(
+        Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), tuple(range(1, 9)), 3, 4, 128
+    ),
     # The widths of the paper's weight-decay table and one beyond, with its heads of 64.
-    "paper": Size(
+    "paper": EpsilonSize(
         Family("gpt:jwd-small,vocabulary=256,context=1024"),
         (384, 768, 1024, 2048),
         tuple(range(1, 11)),
@@ -152,7 +154,7 @@ def _over_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Row:
+class EpsilonRow:
     """One line of the table: the slope over width of a gradient, of an update, or of the share that
     ε leaves.
     """
@@ -251,7 +253,7 @@ class AdamEpsilon(Experiment):
 EXPERIMENT = AdamEpsilon()
 
 
-def _gradient_jobs(size: Size) -> dict[str, GradientJob]:
+def _gradient_jobs(size: EpsilonSize) -> dict[str, GradientJob]:
     ratios = tuple(width / min(size.widths) for width in size.widths)
     return {
         f"width={width} seed={seed}": GradientJob(
@@ -265,7 +267,7 @@ def _gradient_jobs(size: Size) -> dict[str, GradientJob]:
 class _Gradients:
     """What was seen of gradients, by seed and width."""
 
-    def __init__(self, results: Mapping[str, Any], size: Size) -> None:
+    def __init__(self, results: Mapping[str, Any], size: EpsilonSize) -> None:
         self.widths, self.seeds = size.widths, size.seeds
         self._of = {(one["seed"], one["width"]): one["roles"] for one in results.values()}
 
@@ -282,7 +284,7 @@ class _Gradients:
         return [self._of[seed, min(self.widths)][role]["left"] for seed in self.seeds]
 
 
-def _rows(checks: Mapping[Key, CheckResult], gradients: _Gradients) -> Iterator[Row]:
+def _rows(checks: Mapping[Key, CheckResult], gradients: _Gradients) -> Iterator[EpsilonRow]:
     """Intervals of all hidden roles hold together."""
     widths = gradients.widths
     falling = [[min(widths) / width for width in widths]] * len(gradients.seeds)
@@ -337,11 +339,11 @@ def _over(top: Sequence[Sequence[float]], bottom: Sequence[Sequence[float]]) -> 
 def _row(
     quantity: str, key: Key, role: str, widths: Sequence[int], measured: Sequence[Sequence[float]],
     theory: Sequence[Sequence[float]],
-) -> Row:  # fmt: skip
+) -> EpsilonRow:  # fmt: skip
     own, rest = _judged(widths, measured), _judged(widths, _over(measured, theory))
     predicted = sum(curve_slope(widths, curve) for curve in theory) / len(theory)
     ends = own.slope.value, own.low, own.high, predicted, rest.slope.value, rest.low, rest.high
-    return Row(quantity, *key, role, *ends, rest.verdict)
+    return EpsilonRow(quantity, *key, role, *ends, rest.verdict)
 
 
 def _judged(widths: Sequence[int], values: Sequence[Sequence[float]]) -> Flatness:
@@ -354,7 +356,7 @@ def _judged(widths: Sequence[int], values: Sequence[Sequence[float]]) -> Flatnes
 _NAMES = {"gradient": "gradient (RMS)", "update": "‖ΔW‖/‖W0‖", "share": "share that ε leaves"}
 
 
-def _table(rows: Sequence[Row]) -> Iterator[str]:
+def _table(rows: Sequence[EpsilonRow]) -> Iterator[str]:
     yield f"{'slope over width of':<21}{'ε0':<7}{'ε':<8}{'role':<18}{'slope':>7}  {'interval':<17}{'theory':>7}  agree?"
     for row in rows:
         numbers = (
@@ -363,8 +365,8 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{_NAMES[row.quantity]:<21}{row.eps:<7}{row.rule:<8}{row.role:<18}{numbers}  {row.verdict}"
 
 
-def _claims(rows: Sequence[Row], size: Size) -> Iterator[Claim]:
-    def chosen(quantity: str, eps: str, rule: str) -> list[Row]:
+def _claims(rows: Sequence[EpsilonRow], size: EpsilonSize) -> Iterator[Claim]:
+    def chosen(quantity: str, eps: str, rule: str) -> list[EpsilonRow]:
         return [row for row in rows if (row.quantity, row.eps, row.rule) == (quantity, eps, rule)]
 
     fixed, scaled = chosen("share", "large", "fixed"), chosen("share", "large", "scaled")
@@ -394,7 +396,7 @@ def _claims(rows: Sequence[Row], size: Size) -> Iterator[Claim]:
     return (Claim("adam-epsilon", *one) for one in found)
 
 
-def _range(rows: Sequence[Row], *, rest: bool = False) -> str:
+def _range(rows: Sequence[EpsilonRow], *, rest: bool = False) -> str:
     """The extreme roles, each with its interval."""
     found = [
         (row.rest, row.rest_low, row.rest_high) if rest else (row.slope, row.low, row.high)
@@ -407,7 +409,7 @@ def _range(rows: Sequence[Row], *, rest: bool = False) -> str:
     )
 
 
-def _falls(rows: Sequence[Row]) -> Verdict:
+def _falls(rows: Sequence[EpsilonRow]) -> Verdict:
     """All slopes below the tolerance, or one that is not."""
     if all(row.high < -TOLERANCE for row in rows):
         return "agrees"
@@ -418,7 +420,7 @@ def _falls(rows: Sequence[Row]) -> Verdict:
     )
 
 
-def _flat(rows: Sequence[Row]) -> Verdict:
+def _flat(rows: Sequence[EpsilonRow]) -> Verdict:
     """What is left of the slopes once theory's is taken out: all within the tolerance, or one that
     is not.
     """
@@ -435,7 +437,9 @@ _LABELS: Mapping[Key, str] = {
 }
 
 
-def _figure(checks: Mapping[Key, CheckResult], gradients: _Gradients, size: Size) -> "Figure":
+def _figure(
+    checks: Mapping[Key, CheckResult], gradients: _Gradients, size: EpsilonSize
+) -> "Figure":
     panels = [
         PowerPanel(
             role.replace("_", " "), [_curve(key, checks, role, gradients) for key in _LABELS]

@@ -36,7 +36,7 @@ whole numbers.
 
 
 @dataclass(frozen=True)
-class Cell:
+class ConfigurationCell:
     """A number of a table, printed and computed, to the same digit."""
 
     model: str
@@ -49,7 +49,7 @@ class Cell:
         return self.printed == self.computed
 
 
-def cells_of(name: str, rule: BatchRule = "table") -> list[Cell]:
+def cells_of(name: str, rule: BatchRule = "table") -> list[ConfigurationCell]:
     """The row of a model, cell by cell, with the batch by one of the two constants.
 
     >>> [cell.column for cell in cells_of("kvr_12") if not cell.equal]
@@ -64,7 +64,7 @@ def cells_of(name: str, rule: BatchRule = "table") -> list[Cell]:
     )  # fmt: skip
     rows = zip(COLUMNS, PRINTED[name], computed, strict=True)
     return [
-        Cell(name, column, _shown(column, printed), _shown(column, ours))
+        ConfigurationCell(name, column, _shown(column, printed), _shown(column, ours))
         for column, printed, ours in rows
     ]
 

@@ -45,7 +45,7 @@ RULES: Mapping[str, Rule] = {
 
 
 @dataclass(frozen=True)
-class Size:
+class CoordinateSize:
     """A model with 12 heads, and how it is trained."""
 
     family: Family
@@ -62,9 +62,9 @@ class Size:
         return len(RULES) * len(KV_HEADS) * len(self.seeds)
 
 
-SIZES: Mapping[str, Size] = {
-    "cpu": Size(Family("gpt:check,depth=4"), (1, 2, 3, 4, 5), steps=4, sequence=256),
-    "paper": Size(
+SIZES: Mapping[str, CoordinateSize] = {
+    "cpu": CoordinateSize(Family("gpt:check,depth=4"), (1, 2, 3, 4, 5), steps=4, sequence=256),
+    "paper": CoordinateSize(
         Family("gpt:coordinate_12,vocabulary=256"), tuple(range(1, 11)), steps=5, sequence=1024
     ),
 }
@@ -98,7 +98,7 @@ def run(
 
 
 @dataclass(frozen=True)
-class Row:
+class CoordinateRow:
     """One line of the table: a check of one rule, by activations or by weights, on one role."""
 
     rule: str
@@ -111,13 +111,13 @@ class Row:
     verdict: str
 
 
-def table(results: Mapping[str, CheckResult]) -> list[Row]:
+def table(results: Mapping[str, CheckResult]) -> list[CoordinateRow]:
     """The activation check (flat ‖Δh‖, which is not what is judged) beside the spectral one, for
     attention and MLP.
     """
     roles = ("query", "key", "value", "attention_output", "mlp_in", "mlp_out")
     return [
-        Row(
+        CoordinateRow(
             rule=name,
             statistic=one.label,
             role=one.role,
@@ -134,7 +134,7 @@ def table(results: Mapping[str, CheckResult]) -> list[Row]:
     ]
 
 
-def to_text(rows: Sequence[Row], results: Mapping[str, CheckResult]) -> Iterator[str]:
+def to_text(rows: Sequence[CoordinateRow], results: Mapping[str, CheckResult]) -> Iterator[str]:
     """The table, and one line for each rule."""
     yield f"{'rule':<20}{'statistic':<12}{'role':<18}{'slope':>8}  {'interval':<18}{'theory':>8}  flat?"
     for row in rows:
@@ -214,7 +214,7 @@ def _key_rate(model: nn.Module, base: nn.Module, rule: Rule) -> float:
     return next(one.lr for one in made.parameters.values() if one.role == "key")
 
 
-def claims(rows: Sequence[Row], results: Mapping[str, CheckResult]) -> Iterator[Claim]:
+def claims(rows: Sequence[CoordinateRow], results: Mapping[str, CheckResult]) -> Iterator[Claim]:
     """What the three figures are said to show."""
     flat = [row for row in rows if row.rule == "mup" and row.statistic == KNOWN["dh"].label]
     passed = sum(row.verdict == "pass" for row in flat)
@@ -248,7 +248,7 @@ def _claim(says: str, seen: str, result: CheckResult, verdict: Verdict) -> Claim
     return Claim(CoordinateCheck.name, says, seen, len(result.runs), verdict)
 
 
-def _slopes(rows: Sequence[Row]) -> str:
+def _slopes(rows: Sequence[CoordinateRow]) -> str:
     return ", ".join(
         f"{row.role} {row.slope:+.2f} [{row.low:+.2f}, {row.high:+.2f}]" for row in rows
     )

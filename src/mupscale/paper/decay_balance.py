@@ -92,7 +92,7 @@ ERRORS = (
 )
 
 
-class Size(OverWidth):
+class BalanceSize(OverWidth):
     """With every way to mis-scale decay."""
 
     @property
@@ -101,10 +101,12 @@ class Size(OverWidth):
         return len(self.seeds) * (1 + (len(self.widths) - 1) * len(ERRORS))
 
 
-SIZES: Mapping[Scale, Size] = {
-    "cpu": Size(Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), (1, 2, 3, 4, 5), 8, 4, 64),
+SIZES: Mapping[Scale, BalanceSize] = {
+    "cpu": BalanceSize(
+        Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), (1, 2, 3, 4, 5), 8, 4, 64
+    ),
     # The widths of the paper's weight-decay table and one beyond, with its heads of 64.
-    "paper": Size(
+    "paper": BalanceSize(
         Family("gpt:jwd-small,vocabulary=256,context=1024"),
         (384, 768, 1024, 2048),
         tuple(range(1, 11)),
@@ -116,7 +118,7 @@ SIZES: Mapping[Scale, Size] = {
 
 
 @dataclass(frozen=True)
-class Job:
+class BalanceJob:
     """One short training."""
 
     start: Start
@@ -124,10 +126,10 @@ class Job:
     steps: int
 
 
-def train_a_little(job: Job) -> dict[str, Any]:
+def train_a_little(job: BalanceJob) -> dict[str, Any]:
     """The balance at every step, and what W_T is made of, by role."""
     model, made = job.start.made()
-    training = _Training(model, made, job)
+    training = _BalanceTraining(model, made, job)
     for step in range(job.steps):
         training.step(step)
     return {
@@ -168,8 +170,8 @@ class _Matrix:
         }  # fmt: skip
 
 
-class _Training:
-    def __init__(self, model: nn.Module, made: Plan, job: Job) -> None:
+class _BalanceTraining:
+    def __init__(self, model: nn.Module, made: Plan, job: BalanceJob) -> None:
         self.model, self.batches = model, job.start.batches()
         self.device = next(model.parameters()).device
         self.optimizer = torch.optim.AdamW(groups(model, made, job))
@@ -213,7 +215,7 @@ class _Training:
         return found
 
 
-def groups(model: nn.Module, made: Plan, job: Job) -> list[dict[str, Any]]:
+def groups(model: nn.Module, made: Plan, job: BalanceJob) -> list[dict[str, Any]]:
     """The plan's groups, with decay (and rate) of hidden matrices mis-scaled."""
     ratio = job.start.width / job.start.base
     rate, decay = job.error.rate(ratio), job.error.decay(ratio)
@@ -235,7 +237,7 @@ def _short(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Row:
+class BalanceRow:
     """One line of the table: the slope over width of the balance, or of a part of W_T."""
 
     quantity: str
@@ -287,7 +289,7 @@ class DecayBalance(Experiment):
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
         size = SIZES[scale]
-        seen = _Seen(recorded(folder / "runs.jsonl", size.runs), size)
+        seen = _BalanceRuns(recorded(folder / "runs.jsonl", size.runs), size)
         rows = [*_balance_rows(seen), *_relative_rows(seen), *_part_rows(seen)]
         paths = [reports.save_csv([vars(row) for row in rows], folder / "slopes.csv")]
         paths += reports.save_figure(_balance_figure(seen), folder / "balance", ("png", "svg"))
@@ -310,19 +312,21 @@ class DecayBalance(Experiment):
 EXPERIMENT = DecayBalance()
 
 
-def jobs(size: Size) -> dict[str, Job]:
+def jobs(size: BalanceSize) -> dict[str, BalanceJob]:
     return {
-        f"{error.label} width={width} seed={seed}": Job(size.start(width, seed), error, size.steps)
+        f"{error.label} width={width} seed={seed}": BalanceJob(
+            size.start(width, seed), error, size.steps
+        )
         for width in size.widths
         for error in (ERRORS if width > min(size.widths) else [NONE])
         for seed in size.seeds
     }
 
 
-class _Seen:
+class _BalanceRuns:
     """Results by error, seed and width."""
 
-    def __init__(self, results: Mapping[str, Any], size: Size) -> None:
+    def __init__(self, results: Mapping[str, Any], size: BalanceSize) -> None:
         self.size, self._of = size, dict[tuple[Error, int, int], Mapping[str, Any]]()
         for one in results.values():
             of_base = one["width"] == min(size.widths)
@@ -351,7 +355,7 @@ class _Seen:
         return self.table(error, lambda run: run["losses"][0] - run["losses"][-1])
 
 
-def _balance_rows(seen: _Seen) -> Iterator[Row]:
+def _balance_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
     """One for each error and role; intervals of a hidden role hold together with those of the
     others.
     """
@@ -361,7 +365,7 @@ def _balance_rows(seen: _Seen) -> Iterator[Row]:
             yield _row("balance", error, role, slope, error.delta, len(HIDDEN))
 
 
-def _relative_rows(seen: _Seen) -> Iterator[Row]:
+def _relative_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
     """The balance over that at δ = 0, seed by seed: whatever else the width does to a role
     cancels.
     """
@@ -379,7 +383,7 @@ def _relative_rows(seen: _Seen) -> Iterator[Row]:
             )
 
 
-def _part_rows(seen: _Seen) -> Iterator[Row]:
+def _part_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
     """What was learned, over ‖W_0‖: as much at every width, or less by as much as the rate is
     lowered.
     """
@@ -390,7 +394,7 @@ def _part_rows(seen: _Seen) -> Iterator[Row]:
 
 def _row(
     quantity: str, error: Error, role: str, slope: Slope, theory: float, comparisons: int
-) -> Row:
+) -> BalanceRow:
     low, high = slope.interval(comparisons=comparisons)
     moved = Slope(
         slope.value - theory,
@@ -400,13 +404,15 @@ def _row(
         slope.values,
     )
     verdict = judge_flatness(moved, tolerance=TOLERANCE, comparisons=comparisons).verdict
-    return Row(quantity, error.delta, error.matched, role, slope.value, low, high, theory, verdict)
+    return BalanceRow(
+        quantity, error.delta, error.matched, role, slope.value, low, high, theory, verdict
+    )
 
 
 _NAMES = {"balance": "b = λ‖W‖/‖r̂‖", "relative": "b over b at δ = 0", "learned": "‖learned‖/‖W_0‖"}
 
 
-def _table(rows: Sequence[Row]) -> Iterator[str]:
+def _table(rows: Sequence[BalanceRow]) -> Iterator[str]:
     yield f"{'slope over width of':<21}{'decay':<20}{'role':<18}{'slope':>7}  {'interval':<17}{'theory':>7}  agree?"
     for row in rows:
         numbers = (
@@ -416,8 +422,8 @@ def _table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{_NAMES[row.quantity]:<21}{label:<20}{row.role:<18}{numbers}  {row.verdict}"
 
 
-def _claims(rows: Sequence[Row], seen: _Seen) -> Iterator[Claim]:
-    def chosen(quantity: str, wanted: Callable[[Error], bool]) -> list[Row]:
+def _claims(rows: Sequence[BalanceRow], seen: _BalanceRuns) -> Iterator[Claim]:
+    def chosen(quantity: str, wanted: Callable[[Error], bool]) -> list[BalanceRow]:
         return [
             row
             for row in rows
@@ -457,7 +463,7 @@ def _claims(rows: Sequence[Row], seen: _Seen) -> Iterator[Claim]:
         )
 
 
-def _range(rows: Sequence[Row]) -> str:
+def _range(rows: Sequence[BalanceRow]) -> str:
     """By δ the extreme roles, each with its interval."""
     texts: list[str] = []
     for delta in dict.fromkeys(row.delta for row in rows):
@@ -470,7 +476,7 @@ def _range(rows: Sequence[Row]) -> str:
     return "; ".join(texts)
 
 
-def _as_theory(rows: Sequence[Row]) -> Verdict:
+def _as_theory(rows: Sequence[BalanceRow]) -> Verdict:
     """All slopes within the tolerance of theory's, or one that is not."""
     verdicts = {row.verdict for row in rows}
     if verdicts == {"pass"}:
@@ -478,7 +484,7 @@ def _as_theory(rows: Sequence[Row]) -> Verdict:
     return "disagrees" if "fail" in verdicts else "cannot be decided at this scale"
 
 
-def _beyond(rows: Sequence[Row], sign: int) -> Verdict:
+def _beyond(rows: Sequence[BalanceRow], sign: int) -> Verdict:
     """All slopes beyond the tolerance, to that side, or one that is not."""
     nearest = [row.low if sign > 0 else -row.high for row in rows]
     farthest = [row.high if sign > 0 else -row.low for row in rows]
@@ -495,7 +501,7 @@ _PARTS = {
 }
 
 
-def _made_of(seen: _Seen) -> Iterator[str]:
+def _made_of(seen: _BalanceRuns) -> Iterator[str]:
     """W_T = D·W_0 + learned at both ends of the widths, and the loss."""
     size = seen.size
     yield f"W_T = D·W_0 + learned after {size.steps} steps, mean over seeds and hidden matrices"
@@ -510,7 +516,7 @@ def _made_of(seen: _Seen) -> Iterator[str]:
             yield f"{error.label:<20}{size.widths[place]:>6}{cells}{fall:>14.2f}"
 
 
-def _balance_figure(seen: _Seen) -> "Figure":
+def _balance_figure(seen: _BalanceRuns) -> "Figure":
     errors = [error for error in ERRORS if not error.matched]
     panels = [
         PowerPanel(
@@ -529,7 +535,7 @@ def _balance_figure(seen: _Seen) -> "Figure":
     )
 
 
-def _parts_figure(seen: _Seen) -> "Figure":
+def _parts_figure(seen: _BalanceRuns) -> "Figure":
     """To first order decay takes a share ∝ ηλ of W_0, and learning gives one ∝ η."""
     taken = [
         _curve(seen, error.label, seen.part(error, "taken"), 0.0 if error.matched else error.delta)
@@ -554,7 +560,9 @@ def _parts_figure(seen: _Seen) -> "Figure":
     )
 
 
-def _curve(seen: _Seen, label: str, values: Sequence[Sequence[float]], slope: float) -> PowerCurve:
+def _curve(
+    seen: _BalanceRuns, label: str, values: Sequence[Sequence[float]], slope: float
+) -> PowerCurve:
     """With a line of that slope from the first mean on."""
     found, widths = [geometric(column) for column in zip(*values, strict=True)], seen.size.widths
     line = [found[0].value * (width / widths[0]) ** slope for width in widths]

@@ -5,7 +5,7 @@ enough.
 from collections.abc import Iterator, Mapping
 
 from mupscale.paper.experiment import Claim, Verdict
-from mupscale.paper.sweeps import Movement, Seen, Sweep, drift_words, moved
+from mupscale.paper.sweeps import Movement, Sweep, SweepFinding, drift_words, moved
 
 BETAS: Mapping[str, tuple[str, Movement]] = {
     "beta-1": ("1", "moves"),
@@ -23,7 +23,7 @@ class Depth(Sweep):
     name = "depth"
     study = "depth"
 
-    def claims(self, seen: Seen) -> Iterator[Claim]:
+    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
         for rule, (beta, expected) in BETAS.items():
             found = moved(seen, rule)
             verdict: Verdict = "agrees" if found == expected else "disagrees"

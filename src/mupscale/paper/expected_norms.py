@@ -76,7 +76,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Point:
+class NormPoint:
     """What is drawn at one r: mean and standard deviation (ddof 1) over draws, and what theory says
     of the mean.
     """
@@ -114,15 +114,15 @@ def _draws(
         advance(count)
 
 
-def summarize(config: Config, draws: Sequence[Draw]) -> list[Point]:
+def summarize(config: Config, draws: Sequence[Draw]) -> list[NormPoint]:
     """Mean and spread at each r, beside the closed forms of `theory`."""
-    points: list[Point] = []
+    points: list[NormPoint] = []
     for norm in ("spectral", "expected"):
         for r in config.repetitions:
             values = np.array([getattr(draw, norm) for draw in draws if draw.r == r])
             theory = float(_theory(norm).subs(formulas.r, r))
             points.append(
-                Point(
+                NormPoint(
                     norm,
                     r,
                     config.width,
@@ -159,7 +159,7 @@ def save(config: Config, draws: Sequence[Draw], folder: Path) -> list[Path]:
     return [data, table, *reports.save_figure(_figure(config, points), stem)]
 
 
-def _figure(config: Config, points: Sequence[Point]) -> "Figure":
+def _figure(config: Config, points: Sequence[NormPoint]) -> "Figure":
     labels = {"spectral": "spectral norm ‖W⊕‖", "expected": "expected operator norm ‖W⊕‖$_E$"}
     bands = [
         reports.Band(
@@ -226,14 +226,14 @@ class ExpectedNorms(Experiment):
         yield f"{config.draws} matrices of width {config.width} for each r in {config.repetitions}"
 
 
-def _lines(points: Sequence[Point]) -> Iterator[str]:
+def _lines(points: Sequence[NormPoint]) -> Iterator[str]:
     yield f"{'norm':<10}{'r':>4}{'mean':>9}{'sd':>9}{'theory':>9}"
     for p in points:
         yield f"{p.norm:<10}{p.r:>4}{p.mean:>9.4f}{p.sd:>9.4f}{p.theory:>9.4f}"
     yield f"norms over σ√n, {points[0].draws} draws each, sd over draws (ddof 1)"
 
 
-def _claims(points: Sequence[Point]) -> Iterator[Claim]:
+def _claims(points: Sequence[NormPoint]) -> Iterator[Claim]:
     """Means within 4 % (spectral: theory is a limit) and 2 % of theory; the spread within 5 % and
     its own noise.
     """

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mupscale.analysis.families import Regret
 from mupscale.paper.experiment import Claim, Verdict
-from mupscale.paper.sweeps import Seen, Sweep, drift_words, moved, with_ends
+from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, moved, with_ends
 
 RULES = ("sp", "mup", "complete-p", "gqa-mup")
 
@@ -15,7 +15,7 @@ class GqaAblation(Sweep):
     name = "gqa-ablation"
     study = "gqa-ablation"
 
-    def lines(self, seen: Seen) -> Iterator[str]:
+    def lines(self, seen: SweepFinding) -> Iterator[str]:
         yield "mean and sd over r of the best base rate (log2), and what r = 12 gives up at the optimum of r = 1:"
         for rule in RULES:
             transfer = seen.transfer(rule)
@@ -26,7 +26,7 @@ class GqaAblation(Sweep):
             given_up = "" if lost is None else f"  gives up {with_ends(lost.loss, 4)} nats"
             yield f"  {rule:<11} mean {with_ends(transfer.mean)}  sd {with_ends(transfer.sd)}{given_up}"
 
-    def claims(self, seen: Seen) -> Iterator[Claim]:
+    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
         yield self._claim(
             "Under vanilla μP the best rate shifts with r",
             drift_words(seen, "mup"),
@@ -43,7 +43,7 @@ class GqaAblation(Sweep):
         question = "What does r = 12 give up, in nats, if it is trained at the best rate of r = 1?"
         yield Claim(self.name, question, "; ".join(words) or "not found", seen.count(), "ours")
 
-    def _narrower(self, seen: Seen) -> Claim:
+    def _narrower(self, seen: SweepFinding) -> Claim:
         found = seen.comparison("drift", "gqa-mup", "mup")
         words = [drift_words(seen, rule) for rule in ("mup", "gqa-mup")]
         if found is not None:
@@ -59,7 +59,7 @@ class GqaAblation(Sweep):
             verdict,
         )
 
-    def _factor_alone(self, seen: Seen) -> Claim:
+    def _factor_alone(self, seen: SweepFinding) -> Claim:
         """Vanilla μP lacks more than the factor. complete-p lacks the factor alone."""
         drift = seen.comparison("drift", "gqa-mup", "complete-p")
         loss = seen.comparison("loss at the optimum", "gqa-mup", "complete-p")
@@ -80,7 +80,7 @@ class GqaAblation(Sweep):
         )
 
 
-def regret_at_most_shared(seen: Seen, rule: str) -> Regret | None:
+def regret_at_most_shared(seen: SweepFinding, rule: str) -> Regret | None:
     """From the optimum without sharing to the model that shares most."""
     transfer = seen.transfer(rule)
     known = transfer.regrets if transfer else ()

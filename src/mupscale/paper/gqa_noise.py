@@ -59,7 +59,7 @@ ROLES = ("key", "value")
 
 
 @dataclass(frozen=True)
-class Size:
+class NoiseSize:
     """A model with 12 heads, and how it is trained for the spread of its updates."""
 
     family: Family
@@ -81,12 +81,12 @@ class Size:
         return len(RULES) * self.starts
 
 
-SIZES: Mapping[Scale, Size] = {
-    "cpu": Size(
+SIZES: Mapping[Scale, NoiseSize] = {
+    "cpu": NoiseSize(
         Family("gpt:cpu_192_r1,depth=2"), tuple(range(1, 41)), steps=3, batch=2, sequence=128
     ),
     # The paper's coordinate check, over bytes.
-    "paper": Size(
+    "paper": NoiseSize(
         Family("gpt:coordinate_12,vocabulary=256"),
         tuple(range(1, 11)),
         steps=5,
@@ -224,7 +224,7 @@ def run_updates(
 # What the records say
 
 
-def _updates(folder: Path, size: Size) -> list[Noise]:
+def _updates(folder: Path, size: NoiseSize) -> list[Noise]:
     """‖ΔW‖/‖W0‖ of keys and values: its logarithm, whose spread is the relative one, and itself."""
     found: list[Noise] = []
     for rule in RULES:
@@ -243,7 +243,7 @@ def _ratios(check: CheckResult, role: str) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, table.means(lambda run: by_step(run, STATISTICS["update"], role))))
 
 
-def _inner(size: Size) -> int:
+def _inner(size: NoiseSize) -> int:
     """Heads × head_dim, which is the paper's n."""
     shape = shape_of(size.family, n_kv_heads=max(KV_HEADS))
     return shape.n_heads * shape.head_size
@@ -324,7 +324,7 @@ def _table(noises: Sequence[Noise]) -> Iterator[str]:
         yield f"{one.quantity:<27}{one.rule:<12}{spreads:<58}{growth.value:>+6.2f}  {interval:<15}{one.chance():>9.3f}"
 
 
-def _update_claims(noises: Sequence[Noise], size: Size) -> Iterator[Claim]:
+def _update_claims(noises: Sequence[Noise], size: NoiseSize) -> Iterator[Claim]:
     relative = [one for one in noises if one.quantity.endswith("relative")]
     absolute = [one for one in noises if not one.quantity.endswith("relative")]
     grown, held = (
@@ -408,7 +408,7 @@ HALF = 0.5
 """The slope of √r."""
 
 
-def _updates_figure(noises: Sequence[Noise], size: Size) -> "Figure":
+def _updates_figure(noises: Sequence[Noise], size: NoiseSize) -> "Figure":
     return draw_powers(
         _panels(noises),
         x_label="repetitions r",

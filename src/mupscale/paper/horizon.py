@@ -10,7 +10,7 @@ from mupscale.analysis import analyse
 from mupscale.analysis.families import Regret, RuleTransfer
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.paper.experiment import Claim, Verdict
-from mupscale.paper.sweeps import Seen, Sweep, drift_words, with_ends
+from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
 
 COINCIDES = 0.25
 """Octaves: nearer than this, two optima are at the same place of the paper's grid of half
@@ -24,13 +24,13 @@ class Horizon(Sweep):
     name = "horizon"
     study = "horizon"
 
-    def lines(self, seen: Seen) -> Iterator[str]:
+    def lines(self, seen: SweepFinding) -> Iterator[str]:
         yield "proxy minus target, log2 of the best base rate, and what the target gives up at the proxy's:"
         for rule in seen.rules:
             for r, one in to_target(seen, rule).items():
                 yield f"  {rule:<11} r = {r}: {with_ends(one.octaves)} octaves, {with_ends(one.loss, 4)} nats"
 
-    def claims(self, seen: Seen) -> Iterator[Claim]:
+    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
         vanilla, derived = (to_target(seen, rule) for rule in ("mup", "gqa-mup"))
         counts = {rule: sum(abs(one.octaves.value) < COINCIDES for one in found.values())
                   for rule, found in (("mup", vanilla), ("gqa-mup", derived))}  # fmt: skip
@@ -87,7 +87,7 @@ def _told(vanilla: dict[int, Regret], derived: dict[int, Regret]) -> Verdict:
     return "agrees" if apart[1] < apart[0] else "disagrees"
 
 
-def to_target(seen: Seen, rule: str, together: int = 1) -> dict[int, Regret]:
+def to_target(seen: SweepFinding, rule: str, together: int = 1) -> dict[int, Regret]:
     """By the proxy's r: how far its best rate lies above the target's, and what that costs there.
 
     So many intervals hold together with 95 %.
@@ -105,11 +105,11 @@ def to_target(seen: Seen, rule: str, together: int = 1) -> dict[int, Regret]:
     return found
 
 
-def seen_over_r(seen: Seen) -> Seen:
+def seen_over_r(seen: SweepFinding) -> SweepFinding:
     """The proxies alone, with r as what is varied."""
     proxies = [run for run in seen.runs if _proxy_r(run.member)]
     runs = [placed for run in proxies for placed in _placed([run], _proxy_r(run.member) or 1)]
-    return Seen(analyse(runs, axis="r"), runs)
+    return SweepFinding(analyse(runs, axis="r"), runs)
 
 
 def _placed(runs: list[Measurement], position: float) -> list[Measurement]:

@@ -29,7 +29,7 @@ from mupscale.errors import OptionError
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
 from mupscale.paper.experiment import QUIETLY, Claim, Cost, Findings, Running, Scale, refuse_empty
-from mupscale.paper.sweeps import FIGURES, Seen, Sweep, with_ends
+from mupscale.paper.sweeps import FIGURES, Sweep, SweepFinding, with_ends
 from mupscale.recipes.calibrating import factored
 from mupscale.reports.factors import FactorCurve, FactorPanel, draw_factors
 from mupscale.studies import Study, StudyConfig
@@ -94,7 +94,7 @@ class KvFactor(Sweep):
         lines = [*shown.lines, *(_line(answer) for answer in (found.still, found.loss))]
         return Findings(tuple(lines), self._claims(found), (*shown.paths, *paths))
 
-    def claims(self, seen: Seen) -> Iterator[Claim]:
+    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
         """None from this study alone: the questions are put to the runs at r = 1, too."""
         yield from ()
 

@@ -1,5 +1,5 @@
 """Transfer over r under Muon."""
 
-from mupscale.paper.optimizers import Muon
+from mupscale.paper.optimizers import MuonStudy
 
-EXPERIMENT = Muon()
+EXPERIMENT = MuonStudy()

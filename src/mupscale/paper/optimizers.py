@@ -5,7 +5,7 @@ for them?
 from collections.abc import Iterator
 
 from mupscale.paper.experiment import Claim
-from mupscale.paper.sweeps import Seen, Sweep, drift_words, with_ends
+from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
 
 
 class OtherOptimizer(Sweep):
@@ -13,7 +13,7 @@ class OtherOptimizer(Sweep):
 
     optimizer: str
 
-    def claims(self, seen: Seen) -> Iterator[Claim]:
+    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
         words = [drift_words(seen, rule) for rule in ("complete-p", "gqa-mup")]
         for quantity, digits in (("drift", 2), ("loss at the optimum", 4)):
             found = seen.comparison(quantity, "gqa-mup", "complete-p")
@@ -25,13 +25,13 @@ class OtherOptimizer(Sweep):
         yield Claim(self.name, question, "; ".join(words), seen.count(), "ours")
 
 
-class Muon(OtherOptimizer):
+class MuonStudy(OtherOptimizer):
     name = "muon"
     study = "muon"
     optimizer = "Muon"
 
 
-class Sgd(OtherOptimizer):
+class SgdStudy(OtherOptimizer):
     name = "sgd"
     study = "sgd"
     optimizer = "SGD with momentum"

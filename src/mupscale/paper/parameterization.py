@@ -43,7 +43,7 @@ _READINGS: Mapping[str, tuple[str, Callable[[Scaling], Expr]]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class DerivedCell:
     """An entry of the table, printed and derived."""
 
     row: str
@@ -53,7 +53,7 @@ class Cell:
     equal: bool
 
 
-def cells() -> list[Cell]:
+def cells() -> list[DerivedCell]:
     """Every entry; the first row in both readings."""
     columns = parameterization().columns
     return [
@@ -63,9 +63,9 @@ def cells() -> list[Cell]:
     ]
 
 
-def _cell(row: str, column: str, text: str, derived: Expr) -> Cell:
+def _cell(row: str, column: str, text: str, derived: Expr) -> DerivedCell:
     printed = parse(text, ["n", "r"])
-    return Cell(row, column, inline(printed), inline(derived), same(printed, derived))
+    return DerivedCell(row, column, inline(printed), inline(derived), same(printed, derived))
 
 
 def same(left: Expr, right: Expr) -> bool:
@@ -109,7 +109,7 @@ def claims() -> list[Claim]:
     ]
 
 
-def _claim(says: str, compared: list[Cell], more: str = "") -> Claim:
+def _claim(says: str, compared: list[DerivedCell], more: str = "") -> Claim:
     agrees = all(cell.equal for cell in compared)
     seen = f"{_count(compared)} equal to what is derived{more}"
     return Claim(
@@ -117,7 +117,7 @@ def _claim(says: str, compared: list[Cell], more: str = "") -> Claim:
     )
 
 
-def _count(compared: list[Cell]) -> str:
+def _count(compared: list[DerivedCell]) -> str:
     return f"{sum(cell.equal for cell in compared)} of {len(compared)} cells"
 
 

@@ -1,5 +1,5 @@
 """Transfer over r under SGD."""
 
-from mupscale.paper.optimizers import Sgd
+from mupscale.paper.optimizers import SgdStudy
 
-EXPERIMENT = Sgd()
+EXPERIMENT = SgdStudy()

@@ -37,7 +37,7 @@ FIGURES = ("png", "svg")
 
 
 @dataclass(frozen=True)
-class Seen:
+class SweepFinding:
     """A study's runs and what they say."""
 
     analysis: StudyAnalysis
@@ -75,9 +75,9 @@ class Seen:
         return sum(not rules or run.rule in rules for run in self.runs)
 
 
-def seen_in(study: Study) -> Seen:
+def seen_in(study: Study) -> SweepFinding:
     runs, axis = measured(study)
-    return Seen(analyse(runs, axis=axis), runs)
+    return SweepFinding(analyse(runs, axis=axis), runs)
 
 
 def with_ends(estimate: Estimate | None, digits: int = 2) -> str:
@@ -139,16 +139,16 @@ class Sweep(Experiment):
     def dry_run(self, scale: Scale) -> Iterator[str]:
         yield from validate(self.config(scale))
 
-    def figures(self, seen: Seen, folder: Path) -> list[Path]:
+    def figures(self, seen: SweepFinding, folder: Path) -> list[Path]:
         """What the paper draws beyond the figures that every study has."""
         return []
 
-    def lines(self, seen: Seen) -> Iterator[str]:
+    def lines(self, seen: SweepFinding) -> Iterator[str]:
         """What is printed beside the table of optima."""
         yield from ()
 
     @abstractmethod
-    def claims(self, seen: Seen) -> Iterator[Claim]:
+    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
         """The paper's claims beside what these runs say."""
 
 
@@ -175,7 +175,7 @@ def movement(drift: Estimate | None, doublings: float) -> Movement:
     return "moves" if drift.excludes(0) else "unknown"
 
 
-def moved(seen: Seen, rule: str) -> Movement:
+def moved(seen: SweepFinding, rule: str) -> Movement:
     """Over all that was run; unknown where some of the family have no optimum: those left are no
     fair choice.
     """
@@ -186,7 +186,7 @@ def moved(seen: Seen, rule: str) -> Movement:
     return movement(transfer.drift, math.log2(max(positions) / min(positions)))
 
 
-def drift_words(seen: Seen, rule: str) -> str:
+def drift_words(seen: SweepFinding, rule: str) -> str:
     """As "mup: drift -0.02 [-0.09, 0.04] a doubling, sd 0.04 [0.00, 0.12]"."""
     transfer, count = seen.transfer(rule), len(seen.cells(rule))
     if transfer is None or transfer.mean is None:

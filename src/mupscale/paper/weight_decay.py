@@ -14,7 +14,7 @@ from mupscale.analysis.measurements import Member
 from mupscale.analysis.slopes import t_quantile
 from mupscale.analysis.surfaces import Surface
 from mupscale.paper.experiment import Claim, Verdict
-from mupscale.paper.sweeps import Seen, Sweep, drift_words, with_ends
+from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
 
 RULES = ("sp", "mup", "complete-p")
 
@@ -32,14 +32,14 @@ class WeightDecay(Sweep):
     name = "weight-decay"
     study = "weight-decay"
 
-    def lines(self, seen: Seen) -> Iterator[str]:
+    def lines(self, seen: SweepFinding) -> Iterator[str]:
         yield from variance_lines(seen)
         yield ""
         yield "drift of the optimum, octaves for each doubling of the parameters:"
         for drift in drifts(seen, ("lr", "weight_decay", "tau_epoch")):
             yield f"  {drift.rule:<11} {drift.name:<13} {with_ends(drift.estimate)}, {drift.sizes} of 3 sizes bounded"
 
-    def claims(self, seen: Seen) -> Iterator[Claim]:
+    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
         says = "The best rate holds over sizes better under μP with scaled decay than under SP"
         yield compared(self.name, seen, "lr", "sp", says)
         says = "The best decay holds over sizes better if it is scaled than under vanilla μP"
@@ -52,7 +52,7 @@ class WeightDecay(Sweep):
             self.name, question, f"octaves a doubling of parameters: {words}", weak.count(), "ours"
         )
 
-    def _lowest_under_sp(self, seen: Seen) -> Claim:
+    def _lowest_under_sp(self, seen: SweepFinding) -> Claim:
         """What the paper's own table shows against its text."""
         found = variances(seen)
         ordered = sorted(
@@ -80,11 +80,11 @@ class SizeDrift:
     estimate: Estimate | None
 
 
-def drifts(seen: Seen, names: Sequence[str]) -> list[SizeDrift]:
+def drifts(seen: SweepFinding, names: Sequence[str]) -> list[SizeDrift]:
     return [drift_over_sizes(seen, rule, name) for rule in RULES for name in names]
 
 
-def drift_over_sizes(seen: Seen, rule: str, name: str) -> SizeDrift:
+def drift_over_sizes(seen: SweepFinding, rule: str, name: str) -> SizeDrift:
     bounded = [(member, fit) for member, fit in _fits(seen, rule, name) if fit.found[name].bounded]
     weights = drift_weights([member for member, _ in bounded])
     if weights is None:
@@ -98,7 +98,7 @@ def drift_over_sizes(seen: Seen, rule: str, name: str) -> SizeDrift:
     )
 
 
-def _fits(seen: Seen, rule: str, name: str) -> list[tuple[Member, Surface]]:
+def _fits(seen: SweepFinding, rule: str, name: str) -> list[tuple[Member, Surface]]:
     """Surfaces over the rate and this parameter, by size. The rate is taken from where decay is the
     other one.
     """
@@ -112,7 +112,7 @@ def _fits(seen: Seen, rule: str, name: str) -> list[tuple[Member, Surface]]:
     ]
 
 
-def compared(experiment: str, seen: Seen, name: str, against: str, says: str) -> Claim:
+def compared(experiment: str, seen: SweepFinding, name: str, against: str, says: str) -> Claim:
     """The drift under `complete-p` beside that under another rule."""
     scaled, other = (drift_over_sizes(seen, rule, name) for rule in ("complete-p", against))
     difference = further(other.estimate, scaled.estimate, seen.analysis.confidence)
@@ -143,7 +143,7 @@ def further(first: Estimate | None, second: Estimate | None, confidence: float) 
     )
 
 
-def with_weak_decay(seen: Seen) -> Seen:
+def with_weak_decay(seen: SweepFinding) -> SweepFinding:
     """The runs below the middle of the decays, as if the rate alone had been searched."""
     decays = [run.log2("weight_decay") for run in seen.runs]
     middle = (min(decays) + max(decays)) / 2
@@ -152,15 +152,17 @@ def with_weak_decay(seen: Seen) -> Seen:
         for run, decay in zip(seen.runs, decays, strict=True)
         if decay < middle
     ]
-    return Seen(analyse(runs, axis=seen.analysis.axis, confidence=seen.analysis.confidence), runs)
+    return SweepFinding(
+        analyse(runs, axis=seen.analysis.axis, confidence=seen.analysis.confidence), runs
+    )
 
 
-def variances(seen: Seen) -> dict[str, Mapping[str, float]]:
+def variances(seen: SweepFinding) -> dict[str, Mapping[str, float]]:
     """Of the best trials over sizes, as in the paper: log2 units, ddof 0."""
     return {row.rule: row.variances for row in seen.analysis.variances.get("lowest", ())}
 
 
-def variance_lines(seen: Seen) -> Iterator[str]:
+def variance_lines(seen: SweepFinding) -> Iterator[str]:
     """Ours beside the paper's, whose units are not known: only the order can be compared."""
     found = variances(seen)
     yield "variance of the best trials over sizes (ours: log2 units, ddof 0, loss in nats; paper: units not stated)"
