@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from mupscale.errors import NonFiniteError, StorageError
-from mupscale.records import drop_torn_line, read_lines, write_rows, write_whole
+from mupscale.records import differences, drop_torn_line, read_lines, write_rows, write_whole
 
 
 @dataclass(frozen=True)
@@ -113,3 +113,14 @@ class TestLines:
     def test_a_folder_in_its_place_is_named(self, tmp_path):
         with pytest.raises(StorageError, match=f"could not read {tmp_path}"):
             read_lines(tmp_path)
+
+
+def test_differences_between_configs_name_what_was_added_removed_and_changed():
+    old = {"lr": 0.1, "model": {"width": 64, "depth": 2}, "machine": {"device": "cpu", "seed": 1}}
+    new = {"model": {"width": 128, "depth": 2}, "machine": {"device": "cuda", "seed": 1}, "r": 4}
+    assert list(differences(old, new, ignore=["machine.device"])) == [
+        "lr: 0.1 → absent",
+        "model.width: 64 → 128",
+        "r: absent → 4",
+    ]
+    assert list(differences(old, old)) == []

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +37,28 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(one) for one in cast(list[Any], value)]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_ABSENT = object()
+
+
+def differences(old: Any, new: Any, ignore: Collection[str] = (), name: str = "") -> Iterator[str]:
+    """What differs between two configs as nested dictionaries, by dotted name.
+
+    >>> new = {"model": {"width": 128, "depth": 2}}
+    >>> list(differences({"lr": 0.1, "model": {"width": 64, "depth": 2}}, new))
+    ['lr: 0.1 → absent', 'model.width: 64 → 128']
+    """
+    if name in ignore:
+        return
+    if isinstance(old, dict) and isinstance(new, dict):
+        left, right = cast(dict[str, Any], old), cast(dict[str, Any], new)
+        for key in left | right:
+            inside = f"{name}.{key}" if name else key
+            yield from differences(left.get(key, _ABSENT), right.get(key, _ABSENT), ignore, inside)
+    elif old != new:
+        before, after = ("absent" if v is _ABSENT else json.dumps(v) for v in (old, new))
+        yield f"{name}: {before} → {after}"
 
 
 def _plain(row: Any) -> Any:

@@ -12,7 +12,7 @@ from mupscale.errors import MupscaleError
 from mupscale.models import GPTConfig
 from mupscale.theory import RULES
 from mupscale.training import RunConfig, lengths, toml
-from mupscale.training.config import SECTIONS, differences
+from mupscale.training.config import SECTIONS, changed_settings
 from mupscale.training.schedule import Cosine
 
 SHORT = {"model": {"name": "cpu_64_r2"}, "length": {"steps": 5, "batch": 2}}
@@ -30,7 +30,7 @@ class TestReading:
         )  # fmt: skip
         again = RunConfig.from_dict(tomllib.loads(made.to_toml()))
         assert again == made
-        assert differences(made, again) == []
+        assert changed_settings(made, again) == []
 
     def test_every_optional_setting_is_off_by_default_so_that_a_file_can_say_so(self):
         """TOML has no null: what is None is left out, and must come back as None."""
@@ -46,7 +46,7 @@ class TestReading:
         assert changed.model.n_kv_heads == 1
         assert changed.rule == RULES["mup"]
         assert changed.optimizer.lr == 1.0
-        assert differences(config(), changed)[0].startswith("model.n_kv_heads: 2 → 1")
+        assert changed_settings(config(), changed)[0].startswith("model.n_kv_heads: 2 → 1")
 
     def test_a_named_model_may_be_changed_and_one_may_be_spelt_out(self):
         assert config(model={"name": "cpu_64_r2", "depth": 2}).model.depth == 2

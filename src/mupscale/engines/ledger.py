@@ -5,16 +5,14 @@ result.
 import fcntl
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from mupscale.errors import NonFiniteError, OptionError, StorageError
-from mupscale.records import drop_torn_line, read_lines, write_whole
-
-_ABSENT = object()
+from mupscale.records import differences, drop_torn_line, read_lines, write_whole
 
 
 class Ledger:
@@ -165,25 +163,6 @@ def _understood(path: Path, rows: list[dict[str, Any]]) -> tuple[dict[str, Any],
             )
         results[row["job"]] = row["result"]
     return rows[0]["about"], results
-
-
-def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    """What differs, by its dotted name.
-
-    >>> list(differences({"lr": 0.1, "model": {"width": 64, "depth": 2}}, {"model": {"width": 128, "depth": 2}}))
-    ['lr: 0.1 → absent', 'model.width: 64 → 128']
-    """
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in old | new:
-            yield from differences(
-                old.get(key, _ABSENT), new.get(key, _ABSENT), f"{name}.{key}" if name else key
-            )
-    elif old != new:
-        yield f"{name}: {_shown(old)} → {_shown(new)}"
-
-
-def _shown(value: Any) -> str:
-    return "absent" if value is _ABSENT else json.dumps(value)
 
 
 def _line(row: Mapping[str, Any], what: str) -> bytes:

@@ -52,7 +52,7 @@ class _Sample:
         )
 
 
-def differences(
+def unplanned_weights(
     parameters: Mapping[str, PlannedParameter],
     tensors: Mapping[str, Tensor],
     std: PerRole | None,

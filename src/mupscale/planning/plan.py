@@ -357,7 +357,7 @@ class Plan:
             )
             if getattr(self, name) != getattr(other, name)
         ]
-        return showing.differences(self.parameters, other.parameters, settings)
+        return showing.plan_differences(self.parameters, other.parameters, settings)
 
     def to_text(self) -> str:
         """The table, with a head and the warnings."""

@@ -248,7 +248,7 @@ _COMPARED = ("role", "shape", "repetitions", "optimizer", "init_std", "start", "
              "weight_decay", "eps", "rows")  # fmt: skip
 
 
-def differences(
+def plan_differences(
     mine: Mapping[str, PlannedParameter],
     other: Mapping[str, PlannedParameter],
     settings: Iterable[Difference],

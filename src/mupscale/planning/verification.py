@@ -179,7 +179,7 @@ def _why_not_weights(optimizer: Optimizer, weights: Weights) -> str | None:
 
 
 def _check_weights(parameters: Mapping[str, PlannedParameter], weights: Weights) -> None:
-    found = fingerprint.differences(parameters, weights.tensors, weights.std, weights.padding)
+    found = fingerprint.unplanned_weights(parameters, weights.tensors, weights.std, weights.padding)
     if found:
         more = [f"  and {len(found) - 8} more"] if len(found) > 8 else []
         by_role = (

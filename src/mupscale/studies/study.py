@@ -26,7 +26,7 @@ from mupscale.errors import (
     StorageError,
     StudyFailedError,
 )
-from mupscale.records import write_whole
+from mupscale.records import differences, write_whole
 from mupscale.studies.cell_run import CellRun, Proposed, assignment, fingerprint_of, trainer_of
 from mupscale.studies.config import StudyConfig
 from mupscale.studies.names import inside
@@ -446,8 +446,6 @@ def _owner(folder: Path) -> str:
 
 
 def _refuse_another(folder: Path, old: StudyConfig, new: StudyConfig) -> None:
-    from mupscale.engines.ledger import differences
-
     changed = list(differences(old.identity(), new.identity()))
     if changed and (folder / RECORDS).exists():
         raise OptionError(

@@ -1,7 +1,6 @@
 """What a run is: a small tree of frozen values, from TOML and flags, checked once."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any, Literal, cast, get_type_hints
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import BatchRule, GPTConfig, configuration
+from mupscale.records import differences
 from mupscale.theory import DECAYS, Rule, optimizer_named, rule_named
 from mupscale.training import settings, toml
 
@@ -245,25 +245,10 @@ def _plain(value: Any) -> Any:
     return list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else value
 
 
-def differences(mine: RunConfig, other: RunConfig) -> list[str]:
-    """Settings that make it another run, as `a.b: mine → other`."""
-    left, right = _flat(mine.to_dict()), _flat(other.to_dict())
-    return [
-        f"{key}: {left.get(key)} → {right.get(key)}"
-        for key in left | right
-        if left.get(key) != right.get(key) and key not in _OF_THE_PLACE
-    ]
+def changed_settings(old: RunConfig, new: RunConfig) -> list[str]:
+    """Settings that make it another run, as `a.b: old → new`."""
+    return list(differences(old.to_dict(), new.to_dict(), ignore=_EXECUTION))
 
 
-_OF_THE_PLACE = ("machine.device", "machine.shard", "machine.compile", "record.tensorboard")
-"""Where and how a run is carried out, which may change while it stops."""
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(cast(Mapping[str, Any], value), f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = json.dumps(value)
-    return flat
+_EXECUTION = ("machine.device", "machine.shard", "machine.compile", "record.tensorboard")
+"""Where and how a run executes, which may change between an interruption and its continuation."""

@@ -20,7 +20,7 @@ from mupscale.planning import Plan
 from mupscale.reading.structure import bare, bare_name
 from mupscale.records import write_whole
 from mupscale.training import checkpoints
-from mupscale.training.config import RunConfig, differences
+from mupscale.training.config import RunConfig, changed_settings
 from mupscale.training.metrics import Board, MetricsFile, read_lines
 from mupscale.training.preparation import (
     Lengths,
@@ -99,7 +99,7 @@ def _finished(folder: Path, config: RunConfig) -> RunRecord | None:
     """The record of a run that is done. A folder that holds a run of another config is refused."""
     settled = folder / "config.toml"
     if settled.exists() and _has_begun(folder):
-        changed = differences(RunConfig.load(settled, {}), config)
+        changed = changed_settings(RunConfig.load(settled, {}), config)
         if changed:
             raise OptionError(
                 f"{folder} holds a run of another config ({'; '.join(changed)}). Choose another "
