@@ -400,9 +400,15 @@ class TestBadInput:
     def test_wrong_shape_of_a_value(self):
         with pytest.raises(DimensionError, match="Choose a divisor of 4: 1, 2 or 4"):
             coordinate_check(
-                lambda n_kv_heads: GPT(GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256)),
-                {"n_kv_heads": [4, 3]}, seeds=2, steps=1, setup=TINY, engine=HERE,
-            )  # fmt: skip
+                lambda n_kv_heads: GPT(
+                    GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256)
+                ),
+                {"n_kv_heads": [4, 3]},
+                seeds=2,
+                steps=1,
+                setup=TINY,
+                engine=HERE,
+            )
 
 
 def test_what_changes_beside_the_varied_quantity_is_said():
@@ -448,8 +454,13 @@ def test_what_does_not_move_is_said():
 def test_a_role_that_moves_in_some_runs_only_is_left_out(shared):
     """An expert that no token reached, say: its zeros have no logarithm."""
     k = shared.runs[0]["parts"]["role"].index("value")
-    still = {name: [[0.0 if i == k else v for i, v in enumerate(row)] for row in shared.runs[-1]["series"][name]]
-             for name in ("step", "step_frobenius", "moved")}  # fmt: skip
+    still = {
+        name: [
+            [0.0 if i == k else v for i, v in enumerate(row)]
+            for row in shared.runs[-1]["series"][name]
+        ]
+        for name in ("step", "step_frobenius", "moved")
+    }
     runs = [*shared.runs[:-1], shared.runs[-1] | {"series": shared.runs[-1]["series"] | still}]
     result = judge(runs, "r", shared.about, shared.criteria)
     assert result.unjudged == ("value",)

@@ -23,7 +23,10 @@ from mupscale.planning import Plan
 from mupscale.targets.families import Family
 from mupscale.theory import rule_named
 
-SIZES = "hidden_size=64,intermediate_size=96,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2,vocab_size=256"
+SIZES = (
+    "hidden_size=64,intermediate_size=96,num_hidden_layers=2,num_attention_heads=4,"
+    "num_key_value_heads=2,vocab_size=256"
+)
 LLAMA, QWEN3, GEMMA2 = (f"hf:{kind},{SIZES},head_dim=16" for kind in ("llama", "qwen3", "gemma2"))
 PHI3 = f"hf:phi3,{SIZES},pad_token_id=none"
 PHI = f"hf:phi,{SIZES},resid_pdrop=0.0"
@@ -32,7 +35,10 @@ FALCON = (
     "hf:falcon,hidden_size=64,num_hidden_layers=2,num_attention_heads=4,num_kv_heads=2,new_decoder_architecture=true,"
     "vocab_size=256"
 )
-GPT2 = "hf:gpt2,n_embd=64,n_head=4,n_layer=2,vocab_size=256,n_positions=64,resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
+GPT2 = (
+    "hf:gpt2,n_embd=64,n_head=4,n_layer=2,vocab_size=256,n_positions=64,"
+    "resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
+)
 SEED = 3
 SETUP = Setup(batch=1, sequence=64, lr=2**-10)  # all tokens are looked at: a trace holds 64
 
@@ -98,58 +104,114 @@ def hooked(model: nn.Module, base: nn.Module) -> Plan:
 
 CASES = {
     "llama over r": Case(
-        LLAMA, "n_kv_heads", 1, 4, separate() | GATED, "model.layers", "model.embed_tokens",
-        ("self_attn.q_proj", "self_attn.o_proj"), ("mlp.gate_proj", "mlp.down_proj"),
+        LLAMA,
+        "n_kv_heads",
+        1,
+        4,
+        separate() | GATED,
+        "model.layers",
+        "model.embed_tokens",
+        ("self_attn.q_proj", "self_attn.o_proj"),
+        ("mlp.gate_proj", "mlp.down_proj"),
     ),
     "qwen3 over width": Case(
-        QWEN3, "width", 128, 64, separate() | GATED, "model.layers", "model.embed_tokens",
-        ("self_attn.q_proj", "self_attn.o_proj"), ("mlp.gate_proj", "mlp.down_proj"),
+        QWEN3,
+        "width",
+        128,
+        64,
+        separate() | GATED,
+        "model.layers",
+        "model.embed_tokens",
+        ("self_attn.q_proj", "self_attn.o_proj"),
+        ("mlp.gate_proj", "mlp.down_proj"),
     ),
     "gemma2 over width (post-norms, tied, scaled embedding)": Case(
-        GEMMA2, "width", 128, 64, separate() | GATED, "model.layers", "model.embed_tokens",
-        ("self_attn.q_proj", "post_attention_layernorm"), ("mlp.gate_proj", "post_feedforward_layernorm"), None,
+        GEMMA2,
+        "width",
+        128,
+        64,
+        separate() | GATED,
+        "model.layers",
+        "model.embed_tokens",
+        ("self_attn.q_proj", "post_attention_layernorm"),
+        ("mlp.gate_proj", "post_feedforward_layernorm"),
+        None,
     ),
     "phi3 over r (fused, hooks on rows)": Case(
-        PHI3, "n_kv_heads", 1, 4,
+        PHI3,
+        "n_kv_heads",
+        1,
+        4,
         {
             "self_attn.o_proj": {"attention_output": []},
-            "self_attn.qkv_proj": {"query": span((0, 64)), "key": span((64, 80)), "value": span((80, 96))},
+            "self_attn.qkv_proj": {
+                "query": span((0, 64)),
+                "key": span((64, 80)),
+                "value": span((80, 96)),
+            },
             "mlp.gate_up_proj": {"mlp_in": []},
             "mlp.down_proj": {"mlp_out": []},
         },
-        "model.layers", "model.embed_tokens",
-        ("self_attn.qkv_proj", "self_attn.o_proj"), ("mlp.gate_up_proj", "mlp.down_proj"),
+        "model.layers",
+        "model.embed_tokens",
+        ("self_attn.qkv_proj", "self_attn.o_proj"),
+        ("mlp.gate_up_proj", "mlp.down_proj"),
     ),
     "falcon over r (fused group by group, hooks on rows, tied)": Case(
-        FALCON, "n_kv_heads", 2, 4,
+        FALCON,
+        "n_kv_heads",
+        2,
+        4,
         {
             "self_attention.query_key_value": {
-                "query": span((0, 32), (64, 96)), "key": span((32, 48), (96, 112)), "value": span((48, 64), (112, 128)),
+                "query": span((0, 32), (64, 96)),
+                "key": span((32, 48), (96, 112)),
+                "value": span((48, 64), (112, 128)),
             },
             "self_attention.dense": {"attention_output": []},
             "mlp.dense_h_to_4h": {"mlp_in": []},
             "mlp.dense_4h_to_h": {"mlp_out": []},
         },
-        "transformer.h", "transformer.word_embeddings",
-        ("self_attention.query_key_value", "self_attention.dense"), ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"), None,
+        "transformer.h",
+        "transformer.word_embeddings",
+        ("self_attention.query_key_value", "self_attention.dense"),
+        ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+        None,
     ),
     "gpt2 over width (transposed, fused, biases, tied)": Case(
-        GPT2, "width", 128, 64,
+        GPT2,
+        "width",
+        128,
+        64,
         {
-            "attn.c_attn": {"query": span((0, 128)), "key": span((128, 256)), "value": span((256, 384))},
+            "attn.c_attn": {
+                "query": span((0, 128)),
+                "key": span((128, 256)),
+                "value": span((256, 384)),
+            },
             "attn.c_proj": {"attention_output": []},
             "mlp.c_fc": {"mlp_in": []},
             "mlp.c_proj": {"mlp_out": []},
         },
-        "transformer.h", "transformer.wte", ("attn.c_attn", "attn.c_proj"), ("mlp.c_fc", "mlp.c_proj"), None,
+        "transformer.h",
+        "transformer.wte",
+        ("attn.c_attn", "attn.c_proj"),
+        ("mlp.c_fc", "mlp.c_proj"),
+        None,
     ),
     "phi over width with hooks (one on the input of a biased readout)": Case(
-        PHI, "width", 128, 64,
+        PHI,
+        "width",
+        128,
+        64,
         separate("dense") | {"mlp.fc1": {"mlp_in": []}, "mlp.fc2": {"mlp_out": []}},
-        "model.layers", "model.embed_tokens", ("self_attn.q_proj", "self_attn.dense"), ("mlp.fc1", "mlp.fc2"),
+        "model.layers",
+        "model.embed_tokens",
+        ("self_attn.q_proj", "self_attn.dense"),
+        ("mlp.fc1", "mlp.fc2"),
         planner=hooked,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -264,9 +326,17 @@ def parts(run: Mapping[str, Any]) -> list[dict[str, Any]]:
 def measured(request) -> Measured:
     case = CASES[request.param]
     one = Probe(
-        Family(case.family), case.name, case.value, case.base, SEED, 1, rule_named("gqa-mup"), SETUP, "python-stdlib",
+        Family(case.family),
+        case.name,
+        case.value,
+        case.base,
+        SEED,
+        1,
+        rule_named("gqa-mup"),
+        SETUP,
+        "python-stdlib",
         case.planner,
-    )  # fmt: skip
+    )
     return Measured(case, run_probe(one), ByHand(case))
 
 
@@ -332,7 +402,7 @@ class TestMeasuredAsByHand:
         first, last = getattr(measured.case, name)
         for moment, ratios in zip(
             (measured.hand.before, measured.hand.after), measured.run["maps"][name], strict=True
-        ):  # fmt: skip
+        ):
             paths = [f"{measured.case.blocks}.{layer}." for layer in range(2)]
             expected = [
                 rms(moment.outputs[path + last]) / rms(moment.inputs[path + first])
@@ -405,11 +475,14 @@ def checked(
     setup = Setup(batch=1, sequence=128, lr=2**-16)
     return coordinate_check(
         Family(family), vary, rule=rule, seeds=seeds, steps=1, setup=setup, engine=Local(workers=0)
-    )  # fmt: skip
+    )
 
 
 HEADS = {"n_kv_heads": [16, 8, 4, 2]}
-THIN = "hidden_size=256,intermediate_size=128,num_hidden_layers=2,num_attention_heads=16,num_key_value_heads=16"
+THIN = (
+    "hidden_size=256,intermediate_size=128,num_hidden_layers=2,num_attention_heads=16,"
+    "num_key_value_heads=16"
+)
 
 
 class TestVerdicts:

@@ -27,7 +27,7 @@ RANGES = {
     "depth": Range(
         "gpt:cpu_32_r1", {"depth": (1, 2, 4)}, Setup(batch=2, sequence=32), seeds=3, steps=1, base=1
     ),
-}  # fmt: skip
+}
 LARGE_EPS = 1e-3
 """As large as most gradients, so that three small widths and four seeds show what it does."""
 

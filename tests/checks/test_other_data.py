@@ -171,9 +171,16 @@ class TestWhatStartsAtZero:
 
 def over_width(rule):
     return coordinate_check(
-        build, {"width": [64, 128, 256]}, rule=rule, seeds=4, steps=2, data=batch, loss=loss, reading=READING,
+        build,
+        {"width": [64, 128, 256]},
+        rule=rule,
+        seeds=4,
+        steps=2,
+        data=batch,
+        loss=loss,
+        reading=READING,
         engine=HERE,
-    )  # fmt: skip
+    )
 
 
 class TestVerdicts:
@@ -418,9 +425,16 @@ def test_another_batch_is_another_check(tmp_path):
 
     def run(data):
         coordinate_check(
-            build, {"width": [32, 64]}, seeds=2, steps=1, data=data, loss=loss, reading=READING, engine=HERE,
+            build,
+            {"width": [32, 64]},
+            seeds=2,
+            steps=1,
+            data=data,
+            loss=loss,
+            reading=READING,
+            engine=HERE,
             folder=tmp_path,
-        )  # fmt: skip
+        )
 
     run(batch)
     with pytest.raises(OptionError):

@@ -125,8 +125,17 @@ class TestFolder:
         coordinate_check(Family("gpt:cpu_32_r2"), {"width": [32, 64]}, folder=tmp_path, **QUICK)
         about = json.loads((tmp_path / "runs.jsonl").read_text().splitlines()[0])["about"]
         assert set(about) == {
-            "vary", "base", "seeds", "steps", "rule", "data", "setup", "build", "planner", "loss"
-        }  # fmt: skip
+            "vary",
+            "base",
+            "seeds",
+            "steps",
+            "rule",
+            "data",
+            "setup",
+            "build",
+            "planner",
+            "loss",
+        }
 
 
 class Bare(nn.Module):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from mupscale.data import Batches, Corpus, open_corpus, validation_batches
+from mupscale.data import Batches, Corpus, ValidationBatches, open_corpus
 from mupscale.errors import DimensionError, OptionError
 
 
@@ -53,9 +53,12 @@ def test_another_process_draws_the_same():
         "print(corpus.fingerprint, [batches.at(s).inputs.tolist() for s in (0, 9)])"
     )
     out = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     here = open_corpus("python-stdlib")
     batches = Batches(here, batch=4, sequence=8, seed=1)
     assert (
@@ -65,9 +68,12 @@ def test_another_process_draws_the_same():
 
 
 @given(
-    share=st.integers(1, 4), ranks=st.integers(1, 9), micros=st.integers(1, 4),
-    step=st.integers(0, 2**64 - 1), seed=st.integers(0, 2**64 - 1),
-)  # fmt: skip
+    share=st.integers(1, 4),
+    ranks=st.integers(1, 9),
+    micros=st.integers(1, 4),
+    step=st.integers(0, 2**64 - 1),
+    seed=st.integers(0, 2**64 - 1),
+)
 def test_the_shares_of_ranks_and_accumulation_are_the_global_batch(
     share, ranks, micros, step, seed
 ):
@@ -136,7 +142,7 @@ def test_a_map_larger_than_memory_is_read_where_it_is_needed(tmp_path):
     tokens = np.memmap(path, dtype="<u2", mode="r")
     inputs, _ = Batches(corpus(tokens, vocabulary=10), batch=8, sequence=1024, seed=0).at(0)
     assert inputs.shape == (8, 1024)
-    assert len(validation_batches(tokens, batch=8, sequence=1024, limit=3)) == 3
+    assert len(ValidationBatches(tokens, batch=8, sequence=1024, limit=3)) == 3
 
 
 def test_a_token_outside_of_the_vocabulary_is_named_where_it_is_read():
@@ -144,13 +150,13 @@ def test_a_token_outside_of_the_vocabulary_is_named_where_it_is_read():
         corpus(np.full(100, 300, dtype=np.uint16), vocabulary=300), batch=2, sequence=4, seed=0
     )
     with pytest.raises(
-        OptionError, match="train part of made holds the token 300, and the vocabulary ends at 299"
+        OptionError, match="train part of made holds the token 300, but the vocabulary ends at 299"
     ):
         batches.at(0)
 
 
 def test_validation_windows_follow_each_other_and_do_not_overlap():
-    batches = validation_batches(corpus(counting(5), counting(1000)), batch=4, sequence=16)
+    batches = ValidationBatches(corpus(counting(5), counting(1000)), batch=4, sequence=16)
     assert len(batches) == 999 // 16 // 4
     targets = torch.cat([batch.targets.flatten() for batch in batches])
     assert torch.equal(targets, torch.arange(1, 1 + len(batches) * 64))
@@ -161,15 +167,15 @@ def test_validation_windows_follow_each_other_and_do_not_overlap():
 
 @pytest.mark.parametrize("length", [63, 64, 65, 66])
 def test_the_last_window_ends_with_the_last_token_that_has_a_target(length):
-    batches = validation_batches(counting(length), batch=1, sequence=16)
+    batches = ValidationBatches(counting(length), batch=1, sequence=16)
     assert len(batches) == (4 if length > 64 else 3)
     assert batches[-1].targets[0, -1] == 16 * len(batches)
 
 
 @given(limit=st.integers(1, 40))
 def test_a_limit_spreads_fixed_batches_over_the_whole_part(limit):
-    everything = validation_batches(counting(1000), batch=4, sequence=16)
-    some = validation_batches(counting(1000), batch=4, sequence=16, limit=limit)
+    everything = ValidationBatches(counting(1000), batch=4, sequence=16)
+    some = ValidationBatches(counting(1000), batch=4, sequence=16, limit=limit)
     firsts = [int(batch.inputs[0, 0]) for batch in some]
     assert len(some) == min(limit, len(everything))
     assert sorted(set(firsts)) == firsts
@@ -183,34 +189,60 @@ def test_a_limit_spreads_fixed_batches_over_the_whole_part(limit):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Batches(counting(128), batch=8, sequence=128, seed=0), DimensionError,
-         r"the array has 128 tokens, and sequence=128 needs 129.*at most 127"),
-        (lambda: validation_batches(corpus(counting(9)), 1, 8), DimensionError, r"validation part "
-                                                                                r"of made has 0"),
-        (lambda: validation_batches(counting(33), 5, 8), DimensionError, r"has 4 windows of 8 "
-                                                                         r"tokens.*batch=5.*most "
-                                                                         r"4"),
-        (lambda: Batches(counting(99), batch=0, sequence=8, seed=0), DimensionError, r"batch=0 is "
-                                                                                     r"not a "
-                                                                                     r"positive"),
-        (lambda: Batches(counting(99), batch=2.0, sequence=8, seed=0), DimensionError, r"batch=2\.0 is not"),
-        (lambda: validation_batches(counting(99), 1, 8, limit=0), DimensionError, r"limit=0 is "
-                                                                                  r"not"),
-        (lambda: Batches(counting(99), batch=2, sequence=8, seed=-1), OptionError, r"seed=-1 is "
-                                                                                   r"not"),
-        (lambda: Batches(np.zeros((9, 9), np.uint8), batch=1, sequence=2, seed=0), OptionError, r"shape \(9, 9\)"),
+        (
+            lambda: Batches(counting(128), batch=8, sequence=128, seed=0),
+            DimensionError,
+            r"the array has 128 tokens, but sequence=128 needs 129.*at most 127",
+        ),
+        (
+            lambda: ValidationBatches(corpus(counting(9)), 1, 8),
+            DimensionError,
+            r"validation part of made has 0",
+        ),
+        (
+            lambda: ValidationBatches(counting(33), 5, 8),
+            DimensionError,
+            r"has 4 windows of 8 tokens.*batch=5.*most 4",
+        ),
+        (
+            lambda: Batches(counting(99), batch=0, sequence=8, seed=0),
+            DimensionError,
+            r"batch=0 is not a positive",
+        ),
+        (
+            lambda: Batches(counting(99), batch=2.0, sequence=8, seed=0),
+            DimensionError,
+            r"batch=2\.0 is not",
+        ),
+        (lambda: ValidationBatches(counting(99), 1, 8, limit=0), DimensionError, r"limit=0 is not"),
+        (
+            lambda: Batches(counting(99), batch=2, sequence=8, seed=-1),
+            OptionError,
+            r"seed=-1 must be",
+        ),
+        (
+            lambda: Batches(np.zeros((9, 9), np.uint8), batch=1, sequence=2, seed=0),
+            OptionError,
+            r"shape \(9, 9\)",
+        ),
         (lambda: Batches(np.zeros(9), batch=1, sequence=2, seed=0), OptionError, r"float64"),
-        (lambda: eight().at(-1), OptionError, r"step=-1 is not a whole number from 0"),
+        (lambda: eight().at(-1), OptionError, r"step=-1 must be an integer from 0"),
         (lambda: eight().at(2**64), OptionError, r"step=18446744073709551616"),
         (lambda: eight().at(1.5), OptionError, r"step=1\.5"),
-        (lambda: eight().at(0, ranks=3), DimensionError, r"batch=8 is not a multiple of ranks=3. "
-                                                         r"Choose a batch of 9"),
-        (lambda: eight().at(0, ranks=4, micros=4), DimensionError, r"ranks=4 × micros=4. Choose a "
-                                                                   r"batch of 16"),
+        (
+            lambda: eight().at(0, ranks=3),
+            DimensionError,
+            r"batch=8 is not a multiple of ranks=3. Choose batch=9",
+        ),
+        (
+            lambda: eight().at(0, ranks=4, micros=4),
+            DimensionError,
+            r"ranks=4 × micros=4. Choose batch=16",
+        ),
         (lambda: eight().at(0, rank=2, ranks=2), OptionError, r"rank=2 of ranks=2"),
         (lambda: eight().at(0, micro=-1), OptionError, r"micro=-1 of micros=1"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_with_its_numbers(make, error, message):
     with pytest.raises(error, match=message):
         make()

@@ -68,7 +68,7 @@ def test_large_files_are_sampled_at_both_ends_and_between(tmp_path):
         file.seek(0)
         file.write(b"\7\0")
     with pytest.raises(
-        OptionError, match=r"train holds the token 7 at 0, and the vocabulary ends at 6"
+        OptionError, match=r"train holds the token 7 at position 0, but the vocabulary ends at 6"
     ):
         open_corpus(name)
 
@@ -94,22 +94,36 @@ def test_a_token_between_the_samples_is_caught_by_the_batches(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "change", "error", "message"),
     [
-        ("", None, OptionError, r"vocabulary is not known. Write bin:PATH,vocab=50257.*A meta\.pkl "
-                                r"is not read"),
+        (
+            "",
+            None,
+            OptionError,
+            r"unknown vocabulary size. Write bin:PATH,vocab=50257.*A meta\.pkl is not read",
+        ),
         (",vocab=0", None, OptionError, r"vocab=0 is not a positive"),
         (",vocab=many", None, OptionError, r"vocab='many' is not"),
         (",vocab=9,dtype=int16", None, UnknownNameError, r"Did you mean 'uint16'\?"),
-        (",vocab=300", None, OptionError, r"train holds the token \d+ at \d+, and the vocabulary "
-                                          r"ends at 299"),
-        (",vocab=50257", lambda f: (f / "val.bin").unlink(), OptionError, r"there is no file "
-                                                                          r".*val\.bin"),
-        (",vocab=50257", lambda f: (f / "train.bin").write_bytes(b"abc"), OptionError, r"has 3 "
-                                                                                       r"bytes.*cut short"),
-        (",vocab=50257", lambda f: (f / "train.bin").write_bytes(b""), OptionError, r"training "
-                                                                                    r"part is "
-                                                                                    r"empty"),
+        (
+            ",vocab=300",
+            None,
+            OptionError,
+            r"train holds the token \d+ at position \d+, but the vocabulary ends at 299",
+        ),
+        (",vocab=50257", lambda f: (f / "val.bin").unlink(), OptionError, r"no file .*val\.bin"),
+        (
+            ",vocab=50257",
+            lambda f: (f / "train.bin").write_bytes(b"abc"),
+            OptionError,
+            r"has 3 bytes.*truncated",
+        ),
+        (
+            ",vocab=50257",
+            lambda f: (f / "train.bin").write_bytes(b""),
+            OptionError,
+            r"training part is empty",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_named(settings, change, error, message, folder):
     if change:
         change(folder)

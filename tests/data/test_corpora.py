@@ -151,7 +151,7 @@ def test_a_path_may_hold_commas(tmp_path):
         ("hf:x,colum=y", UnknownNameError, r"Did you mean 'column'\?"),
         ("hf:x,validation=2", OptionError, r"validation=2 must be a share"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_name_gets_the_nearest(name, error, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=message):

@@ -55,8 +55,9 @@ def test_the_files_are_the_documents_in_order_and_the_manifest_describes_them(un
     files = json.loads(undisturbed["meta.json"])["files"]
     for name, stored in files.items():
         assert stored == {
-            "bytes": len(undisturbed[name]), "sha256": hashlib.sha256(undisturbed[name]).hexdigest()
-        }  # fmt: skip
+            "bytes": len(undisturbed[name]),
+            "sha256": hashlib.sha256(undisturbed[name]).hexdigest(),
+        }
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 100])
@@ -82,7 +83,7 @@ def die_at(point):
             seen += 1
             if seen == point:
                 os._exit(9)
-            return None if name == "fsync" else real(*args, **kwargs)  # only a power cut would need it
+            return None if name == "fsync" else real(*args, **kwargs)  # needed for power cuts only
         setattr(os, name, call)
     for name in ("fsync", "replace", "rename", "unlink", "rmdir", "chmod"):
         counted(name)
@@ -312,7 +313,7 @@ def test_a_full_disk_is_an_error_of_its_own_and_the_rest_is_done_later(
 
 
 def test_no_document_at_all_is_an_error(tmp_path):
-    with pytest.raises(OptionError, match="no document is left to train on"):
+    with pytest.raises(OptionError, match="no documents to train on"):
         prepare(job_in(tmp_path / "job", documents=[]), silent)
 
 
@@ -413,14 +414,23 @@ def test_another_split_column_or_share_is_another_folder(hub, tmp_path):
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("hf:some,column=txt", UnknownNameError, r"unknown column of hf:some 'txt'. Did you mean "
-                                                 r"'text'\?"),
-        ("hf:some,column=id", OptionError, r"row 0 of column id holds a value of type int, not "
-                                           r"text"),
-        ("hf:old", OptionError, r"no longer supported, but found "
-                                r"old\.py.*revision=refs/convert/parquet"),
+        (
+            "hf:some,column=txt",
+            UnknownNameError,
+            r"unknown column of hf:some 'txt'. Did you mean 'text'\?",
+        ),
+        (
+            "hf:some,column=id",
+            OptionError,
+            r"row 0 of column id holds a value of type int, not text",
+        ),
+        (
+            "hf:old",
+            OptionError,
+            r"no longer supported, but found old\.py.*revision=refs/convert/parquet",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_the_hub_cannot_give_is_named(name, error, message, hub, tmp_path):
     with pytest.raises(error, match=message):
         open_corpus(name, tokenizer="bytes", cache=tmp_path)

@@ -25,9 +25,12 @@ def config(**changes) -> RunConfig:
 class TestReading:
     def test_what_is_written_reads_back_the_same(self):
         made = config(
-            base={"width": 32, "r": 1}, rule={"name": "mine", "kv_factor": "sqrt(r)"}, seed=3,
-            optimizer={"betas": [0.8, 0.9], "clip": 1, "name": "muon"}, data={"tokenizer": "bpe:300"},
-        )  # fmt: skip
+            base={"width": 32, "r": 1},
+            rule={"name": "mine", "kv_factor": "sqrt(r)"},
+            seed=3,
+            optimizer={"betas": [0.8, 0.9], "clip": 1, "name": "muon"},
+            data={"tokenizer": "bpe:300"},
+        )
         again = RunConfig.from_dict(tomllib.loads(made.to_toml()))
         assert again == made
         assert changed_settings(made, again) == []

@@ -13,10 +13,29 @@ import pytest
 from mupscale.training.metrics import read_lines
 
 SETTINGS = [
-    "--model.name", "cpu_32_r2", "--model.depth", "2", "--base.width", "16", "--data.sequence", "16",
-    "--length.steps", "12", "--length.batch", "8", "--optimizer.lr", "0.02", "--optimizer.std", "0.1",
-    "--optimizer.clip", "0.5", "--record.checkpoint_every", "6", "--record.eval_batches", "2",
-]  # fmt: skip
+    "--model.name",
+    "cpu_32_r2",
+    "--model.depth",
+    "2",
+    "--base.width",
+    "16",
+    "--data.sequence",
+    "16",
+    "--length.steps",
+    "12",
+    "--length.batch",
+    "8",
+    "--optimizer.lr",
+    "0.02",
+    "--optimizer.std",
+    "0.1",
+    "--optimizer.clip",
+    "0.5",
+    "--record.checkpoint_every",
+    "6",
+    "--record.eval_batches",
+    "2",
+]
 
 
 def train(
@@ -39,8 +58,12 @@ def train(
     ]
     return subprocess.run(
         [*command, "--shard", shard, *settings],
-        capture_output=True, text=True, check=False, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
 
 
 def losses(folder: Path) -> list[float]:

@@ -223,8 +223,12 @@ class TestResuming:
     def test_kills_at_any_moment_change_nothing(self):
         result = subprocess.run(
             [sys.executable, ROOT / "drills" / "kill_and_resume.py", "4", "150"],
-            capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            timeout=300,
+        )
         assert result.returncode == 0, result.stdout + result.stderr
 
 

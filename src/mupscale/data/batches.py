@@ -1,7 +1,7 @@
 """Batches as a pure function of seed and step: nothing to checkpoint, and the same for any number
 of processes.
 
-B: rows of the global batch, T: tokens of a sequence.
+B: rows of the global batch, T: tokens per sequence.
 """
 
 import operator
@@ -16,8 +16,6 @@ from torch import Tensor
 from mupscale.data.corpus import Corpus, Part, Tokens
 from mupscale.errors import DimensionError, OptionError
 
-_WORD = 2**64
-
 
 class Batch(NamedTuple):
     """Tokens, and the token that follows each of them; both (B, T), int64, contiguous."""
@@ -30,9 +28,9 @@ class Batches:
     """Random windows of the training part (or of an array of tokens).
 
     The starts at a step are Philox's raw output under the key (seed, step), modulo the number of
-    windows: each start is as likely as any other up to 1 part in 2⁶⁴ / windows, a step costs the
-    same wherever it is, and numpy promises that this stream never changes (as it does not of
-    `Generator.integers`).
+    windows. All starts are equally likely up to 1 part in 2⁶⁴ / windows, every step costs the
+    same, and numpy guarantees that this stream never changes (`Generator.integers` has no such
+    guarantee).
 
     >>> batches = Batches(np.arange(100, dtype=np.uint8), batch=2, sequence=4, seed=0)
     >>> inputs, targets = batches.at(10**12)
@@ -48,10 +46,10 @@ class Batches:
     def at(
         self, step: int, *, rank: int = 0, ranks: int = 1, micro: int = 0, micros: int = 1
     ) -> Batch:
-        """The rows of a step; with `ranks` a rank's share of them, with `micros` a slice of that to
+        """The rows of a step: one rank's share of `ranks`, and of that one of `micros` slices to
         accumulate over.
 
-        The shares are consecutive rows: in order, they are the global batch.
+        Shares are consecutive rows: concatenated in order, they are the global batch.
         """
         rows = _rows(self.batch, rank, ranks, micro, micros)
         key = np.array([self.seed, _word("step", step)], dtype=np.uint64)
@@ -60,24 +58,31 @@ class Batches:
 
 
 class ValidationBatches(Sequence[Batch]):
-    """Full batches of windows that do not overlap, read when asked for; the same always."""
+    """The validation part as a fixed sequence of batches of consecutive windows, read lazily; each
+    token is a target at most once.
+
+    With a `limit`, that many batches are spread evenly over the part. A last batch that is not
+    full is dropped, so the mean over batches is the mean over tokens.
+
+    >>> batches = ValidationBatches(np.arange(100, dtype=np.uint8), batch=2, sequence=8)
+    >>> len(batches), batches[1].inputs[:, 0].tolist(), batches[-1].targets[-1, -1].item()
+    (6, [16, 24], 96)
+    """
 
     def __init__(
-        self, data: Corpus | Tokens, *, batch: int, sequence: int, limit: int | None = None
+        self, data: Corpus | Tokens, batch: int, sequence: int, limit: int | None = None
     ) -> None:
         self.batch, self.sequence = _positive("batch", batch), _positive("sequence", sequence)
         self._windows = _Windows(data, "validation", self.sequence)
-        self._available = self._windows.apart // self.batch
+        self._available = self._windows.disjoint // self.batch
         if not self._available:
             raise DimensionError(
-                f"{self._windows.name} has {self._windows.apart} windows of {sequence} tokens that "
-                "do not overlap, and "
-                f"batch={batch} asks for more. Choose a batch of at most {self._windows.apart}, or "
-                "a shorter sequence."
+                f"{self._windows.name} has {self._windows.disjoint} windows of {sequence} tokens "
+                f"that do not overlap, too few for batch={batch}. Choose a batch of at most "
+                f"{self._windows.disjoint}, or a shorter sequence."
             )
-        self._length = min(
-            self._available, _positive("limit", self._available if limit is None else limit)
-        )
+        limit = self._available if limit is None else _positive("limit", limit)
+        self._length = min(self._available, limit)
 
     def __len__(self) -> int:
         return self._length
@@ -94,42 +99,24 @@ class ValidationBatches(Sequence[Batch]):
         return self._windows.read(np.arange(first, first + self.batch) * self.sequence)
 
 
-def validation_batches(
-    corpus: Corpus | Tokens, batch: int, sequence: int, limit: int | None = None
-) -> ValidationBatches:
-    """The part held out, as a fixed sequence of batches of consecutive windows, each token a target
-    at most once.
-
-    With a `limit`, that many batches evenly spread over the part, rather than its first documents
-    only. A last batch that would not be full is left out, so the mean over batches is the mean over
-    tokens.
-
-    >>> batches = validation_batches(np.arange(100, dtype=np.uint8), batch=2, sequence=8)
-    >>> len(batches), batches[1].inputs[:, 0].tolist(), batches[-1].targets[-1, -1].item()
-    (6, [16, 24], 96)
-    """
-    return ValidationBatches(corpus, batch=batch, sequence=sequence, limit=limit)
-
-
 class _Windows:
-    """Every stretch of T + 1 tokens of an array, without a copy of it."""
+    """Every window of T + 1 tokens of an array, without copying it."""
 
     def __init__(self, data: Corpus | Tokens, part: Part, sequence: int) -> None:
         self.name = f"the {part} part of {data.name}" if isinstance(data, Corpus) else "the array"
         tokens = np.asarray(getattr(data, part) if isinstance(data, Corpus) else data)
         if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
             raise OptionError(
-                f"{self.name} is {tokens.dtype} of shape {tokens.shape}. Pass whole numbers in one "
-                "row."
+                f"{self.name} is {tokens.dtype} of shape {tokens.shape}. Pass a one-dimensional "
+                "array of integers."
             )
         if len(tokens) <= sequence:
             raise DimensionError(
-                f"{self.name} has {len(tokens)} tokens, and sequence={sequence} needs "
-                f"{sequence + 1}: each token and "
-                f"the one that follows. Choose a sequence of at most {max(len(tokens) - 1, 0)}, or "
-                "a larger corpus."
+                f"{self.name} has {len(tokens)} tokens, but sequence={sequence} needs "
+                f"{sequence + 1} (inputs, and targets one later). Choose a sequence of at most "
+                f"{max(len(tokens) - 1, 0)}, or a larger corpus."
             )
-        self.apart = (len(tokens) - 1) // sequence
+        self.disjoint = (len(tokens) - 1) // sequence
         self._views = sliding_window_view(tokens, sequence + 1)
         fits = isinstance(data, Corpus) and np.iinfo(tokens.dtype).max >= data.vocabulary
         self._vocabulary = data.vocabulary if isinstance(data, Corpus) and fits else None
@@ -139,51 +126,45 @@ class _Windows:
 
     def read(self, starts: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Batch:
         windows = self._views[starts]
-        # A file too large to be checked when it was opened: here an index out of range would be far
-        # from its cause.
+        # Large files are only sampled when they are opened. Without this check, the first sign of
+        # a token out of range would be an index error inside the model.
         if self._vocabulary is not None and windows.max() >= self._vocabulary:
             raise OptionError(
-                f"{self.name} holds the token {windows.max()}, and the vocabulary ends at "
-                f"{self._vocabulary - 1}. "
-                "Set vocab= to what the tokens were made with."
+                f"{self.name} holds the token {windows.max()}, but the vocabulary ends at "
+                f"{self._vocabulary - 1}. Set vocab= to the size of the tokenizer's vocabulary."
             )
         inputs, targets = windows[:, :-1].astype(np.int64), windows[:, 1:].astype(np.int64)
         return Batch(torch.from_numpy(inputs), torch.from_numpy(targets))
 
 
 def _rows(batch: int, rank: int, ranks: int, micro: int, micros: int) -> slice:
-    for name, value, total_name, total in (
-        ("rank", rank, "ranks", ranks),
-        ("micro", micro, "micros", micros),
-    ):
+    for name, value, total in (("rank", rank, ranks), ("micro", micro, micros)):
         if total < 1 or not 0 <= value < total:
-            raise OptionError(
-                f"{name}={value} of {total_name}={total}: must be from 0 to {total_name} - 1."
-            )
-    if batch % (ranks * micros):
-        parts = f"ranks={ranks}" + (f" × micros={micros}" if micros > 1 else "")
+            raise OptionError(f"{name}={value} of {name}s={total}: must be from 0 to {name}s - 1.")
+    shares = ranks * micros
+    if batch % shares:
+        product = f"ranks={ranks}" + (f" × micros={micros}" if micros > 1 else "")
         raise DimensionError(
-            f"batch={batch} is not a multiple of {parts}. Choose a batch of "
-            f"{-(-batch // (ranks * micros)) * ranks * micros}, or other shares."
+            f"batch={batch} is not a multiple of {product}. Choose batch="
+            f"{-(-batch // shares) * shares}, or another number of shares."
         )
-    size = batch // (ranks * micros)
+    size = batch // shares
     first = (rank * micros + micro) * size
     return slice(first, first + size)
 
 
 def _positive(name: str, value: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DimensionError(f"{name}={value!r} is not a positive whole number. Choose at least 1.")
+        raise DimensionError(f"{name}={value!r} is not a positive integer. Choose at least 1.")
     return value
 
 
 def _word(name: str, value: int) -> int:
+    """A 64-bit word of Philox's key."""
     try:
         number = operator.index(value)
     except TypeError:
         number = -1
-    if not 0 <= number < _WORD:
-        raise OptionError(
-            f"{name}={value!r} is not a whole number from 0 to 2**64 - 1. Choose one that is."
-        )
+    if not 0 <= number < 2**64:
+        raise OptionError(f"{name}={value!r} must be an integer from 0 to 2**64 - 1.")
     return number

@@ -1,6 +1,4 @@
-"""What a corpus is: tokens to train on, tokens held out, and a fingerprint that tells it from every
-other.
-"""
+"""A corpus: tokens to train on, tokens held out, and a fingerprint of both."""
 
 import hashlib
 from collections.abc import Iterable
@@ -28,11 +26,10 @@ class Document:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokens in two parts that share no document, or no stretch of one.
+    """Tokens in two parts that share no document, or no section of one.
 
-    The arrays are read-only, and maps of the disk where the tokens lie there. Pickling would copy
-    such a map into memory: another process opens the corpus by its name instead, and compares
-    fingerprints.
+    The arrays are read-only, and memory-mapped if the tokens are on disk. Pickling would copy such
+    a map into memory: other processes open the corpus by name instead, and compare fingerprints.
     """
 
     name: str
@@ -42,18 +39,16 @@ class Corpus:
     train: Tokens
     validation: Tokens
     folder: Path | None = None
-    """Where the tokens and, if it is not a file of the user's, the tokenizer.json lie; None for
-    tokens in memory.
+    """Folder with the tokens and, unless the user passed one, the tokenizer.json; None for tokens
+    in memory.
     """
 
     def __post_init__(self) -> None:
         if not len(self.train):
-            raise OptionError(
-                f"{self.name}: the training part is empty. Name a corpus that holds text."
-            )
+            raise OptionError(f"{self.name}: the training part is empty. Name a corpus with text.")
 
     def describe(self) -> dict[str, str | int]:
-        """What a record of a run says about its data."""
+        """The description that a run's record keeps."""
         return {
             "name": self.name,
             "tokenizer": self.tokenizer,
@@ -65,8 +60,8 @@ class Corpus:
 
 
 def fingerprint(*parts: str | bytes) -> str:
-    """SHA-256 over the parts, each with its length, so that moving a byte from one to the next is a
-    change.
+    """SHA-256 over the parts, each preceded by its length, so that moving a byte from one part to
+    the next changes it.
 
     >>> fingerprint("ab", "c") == fingerprint("a", "bc")
     False
@@ -80,7 +75,7 @@ def fingerprint(*parts: str | bytes) -> str:
 
 
 def fingerprint_of(documents: Iterable[Document], *about: str) -> str:
-    """The fingerprint of documents in their order: names, sides and contents."""
+    """The fingerprint of documents in their order: names, parts and contents."""
     return fingerprint(*about, *(field for d in documents for field in (d.name, d.part, d.content)))
 
 
@@ -88,16 +83,15 @@ def held_out(key: bytes, share: float) -> bool:
     """Whether a hash of the key falls into the share that is held out: the same on every machine,
     in any order.
 
-    >>> [name for name in ("ast.py", "csv.py", "opcode.py", "re.py") if held_out(name.encode(), 0.05)]
+    >>> names = ("ast.py", "csv.py", "opcode.py", "re.py")
+    >>> [name for name in names if held_out(name.encode(), 0.05)]
     ['opcode.py']
     """
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2**64
 
 
 def without_copies(documents: Iterable[Document]) -> list[Document]:
-    """The documents that are not empty, each content once: a copy on the other side of the split
-    would be a leak.
-    """
+    """Nonempty documents, each content once: a copy on the other side of the split would leak."""
     seen: set[bytes] = set()
     kept: list[Document] = []
     for document in documents:
@@ -106,8 +100,3 @@ def without_copies(documents: Iterable[Document]) -> list[Document]:
             seen.add(digest)
             kept.append(document)
     return kept
-
-
-def byte_tokens(documents: Iterable[Document], part: Part) -> Tokens:
-    """The bytes of one side, one document after the other."""
-    return np.frombuffer(b"".join(d.content for d in documents if d.part == part), dtype=np.uint8)

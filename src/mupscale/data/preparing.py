@@ -1,10 +1,9 @@
-"""Tokens prepared once into a folder: shards that survive a kill, then `train.bin`, `val.bin` and
-the manifest, last.
+"""Tokenize once into a folder: first shards that survive a kill, then `train.bin`, `val.bin` and
+the manifest, which is written last.
 
-A shard is two files of tokens and a JSON file with their sizes and SHA-256, each renamed into
-place. A second start keeps the shards that are as they were written, sets aside those that are not,
-and encodes only what is missing. The finished folder is one that `bin:` opens, and that nanoGPT
-reads as long as the tokens take two bytes.
+A shard is two token files and a JSON file with their sizes and SHA-256, each renamed into place.
+The next start keeps intact shards, sets damaged ones aside and encodes only what is missing. The
+finished folder can be opened with `bin:`, and by nanoGPT if tokens take two bytes.
 """
 
 import json
@@ -37,15 +36,16 @@ META = "meta.json"
 FILES: dict[Part, str] = {"train": "train.bin", "validation": "val.bin"}
 SHARD_DOCUMENTS = 10_000
 _ENCODED_AT_ONCE = 128
-_SHARDS = "shards"
+
+Report = Callable[[int], None]
 
 
 class TokenSource(Protocol):
-    """Documents in an order that never changes, from any one of them on."""
+    """Documents in a fixed order, readable from any position."""
 
     @property
     def identity(self) -> str:
-        """Another one whenever the documents would be others."""
+        """Changes whenever the documents change."""
         ...
 
     def documents(self, start: int) -> Iterator[Document]: ...
@@ -53,15 +53,17 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True)
 class TokenizingJob:
-    """What is to be prepared, and where. Source and tokenizer are made only if there is work left
-    to do.
-    """
+    """What to tokenize, and where. Source and tokenizer are opened only if work is left."""
 
     name: str
     folder: Path
     open_source: Callable[[], TokenSource]
     make_tokenizer: Callable[[], Tokenizer]
     shard_documents: int = SHARD_DOCUMENTS
+
+    @property
+    def shards(self) -> Path:
+        return self.folder / "shards"
 
 
 @dataclass(frozen=True)
@@ -70,22 +72,24 @@ class Shard:
     files: dict[Part, Path]
 
 
-def prepare(job: TokenizingJob, report: Callable[[int], None]) -> None:
-    """Bring the folder to completion; `report` is called with the number of documents just done.
+def prepare(job: TokenizingJob, report: Report) -> None:
+    """Complete the folder; `report` is called with the number of documents just processed.
 
-    While the shards are put together, the tokens take twice their room.
+    While shards are concatenated, the tokens take twice their space on disk.
     """
-    shards = job.folder / _SHARDS
-    if (job.folder / META).exists() and not shards.exists() and _fault(job.folder) is None:
-        return  # without the lock, so a disk that may only be read will do
+    meta = job.folder / META
+    if meta.exists() and not job.shards.exists() and _fault(job.folder) is None:
+        return  # without the lock, so that a read-only disk works too
     with locked(job.folder):
-        fault = _fault(job.folder) if (job.folder / META).exists() else None
+        fault = _fault(job.folder) if meta.exists() else None
         if fault:
             set_aside(job.folder, fault)
-        if not (job.folder / META).exists():
-            tokenizer = job.make_tokenizer()  # the cheaper of the two to be wrong about
-            _run(job, job.open_source(), tokenizer, report)
-        shutil.rmtree(shards, ignore_errors=True)  # they are in the files now
+        if not meta.exists():
+            tokenizer = job.make_tokenizer()  # first, because it fails faster than the source
+            source = job.open_source()
+            _begin(job, source, tokenizer)
+            _finish(job, source, tokenizer, list(_shards(job, source, tokenizer, report)))
+        shutil.rmtree(job.shards, ignore_errors=True)
 
 
 def _fault(folder: Path) -> str | None:
@@ -96,52 +100,39 @@ def _fault(folder: Path) -> str | None:
     return difference(folder, files)
 
 
-def _run(
-    job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer, report: Callable[[int], None]
-) -> None:
-    _begin(
-        job.folder / _SHARDS,
-        {
-            "source": source.identity,
-            "tokenizer": tokenizer.identity,
-            "documents": job.shard_documents,
-        },
-    )
-    shards = list(_shards(job, source, tokenizer, report))
-    _finish(job, source, tokenizer, shards)
-
-
-def _begin(folder: Path, settings: dict[str, Any]) -> None:
-    """Shards of other documents or another tokenizer are not mixed with these."""
-    path = folder / "job.json"
+def _begin(job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer) -> None:
+    """Set shards aside that were made from other documents or with another tokenizer."""
+    settings: dict[str, Any] = {
+        "source": source.identity,
+        "tokenizer": tokenizer.identity,
+        "documents": job.shard_documents,
+    }
+    path = job.shards / "job.json"
     if read_object(path) != settings:
-        if any(folder.glob("[0-9]*")):
-            set_aside(folder, f"{folder} was begun from other documents or with another tokenizer")
+        if any(job.shards.glob("[0-9]*")):
+            set_aside(
+                job.shards, f"{job.shards} was begun from other documents or another tokenizer"
+            )
         write_whole(path, json.dumps(settings).encode())
-    for folder_of_files in (folder, folder.parent):
-        for torn in folder_of_files.glob(".*"):  # what a killed writer left: nothing reads these
+    for folder in (job.shards, job.folder):
+        for torn in folder.glob(".*"):  # temporary files of a killed writer
             torn.unlink()
 
 
 def _shards(
-    job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer, report: Callable[[int], None]
+    job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer, report: Report
 ) -> Iterator[Shard]:
     """Every shard, in order; the last one is the first that is not full."""
     documents, position = iter(()), -1
     for number in count():
         start = number * job.shard_documents
-        shard = _kept(job.folder / _SHARDS, number)
+        shard = _kept(job.shards, number)
         if shard:
             report(shard.documents)
         else:
             documents = documents if position == start else source.documents(start)
-            shard = _encode(
-                job.folder / _SHARDS,
-                number,
-                islice(documents, job.shard_documents),
-                tokenizer,
-                report,
-            )
+            group = islice(documents, job.shard_documents)
+            shard = _encode(job.shards, number, group, tokenizer, report)
             position = start + shard.documents
         yield shard
         if shard.documents < job.shard_documents:
@@ -149,9 +140,8 @@ def _shards(
 
 
 def _paths(folder: Path, number: int) -> tuple[Path, dict[Part, Path]]:
-    stem = f"{number:05d}"
-    files: dict[Part, Path] = {part: folder / f"{stem}.{file}" for part, file in FILES.items()}
-    return folder / f"{stem}.json", files
+    files: dict[Part, Path] = {p: folder / f"{number:05d}.{file}" for p, file in FILES.items()}
+    return folder / f"{number:05d}.json", files
 
 
 def _kept(folder: Path, number: int) -> Shard | None:
@@ -159,32 +149,22 @@ def _kept(folder: Path, number: int) -> Shard | None:
     if not manifest.exists():
         return None
     values = read_object(manifest) or {}
-    stored = stored_files(values.get("files"))
-    documents = values.get("documents")
-    if (
-        not stored
-        or stored.keys() != {path.name for path in files.values()}
-        or not isinstance(documents, int)
-    ):
+    stored, documents = stored_files(values.get("files")), values.get("documents")
+    names = {path.name for path in files.values()}
+    if not stored or stored.keys() != names or not isinstance(documents, int):
         fault = f"{manifest} is not a manifest"
     else:
         fault = difference(folder, stored)
         if fault is None:
             return Shard(documents, files)
     for path in (manifest, *files.values()):
-        if path.exists():
-            set_aside(
-                path, fault, into=folder.parent
-            )  # the folder of shards goes when they are put together
+        if path.exists():  # kept outside of the shards' folder, which is deleted at the end
+            set_aside(path, fault, into=folder.parent)
     return None
 
 
 def _encode(
-    folder: Path,
-    number: int,
-    documents: Iterator[Document],
-    tokenizer: Tokenizer,
-    report: Callable[[int], None],
+    folder: Path, number: int, documents: Iterator[Document], tokenizer: Tokenizer, report: Report
 ) -> Shard:
     done = 0
     tokens: dict[Part, list[bytes]] = {part: [] for part in FILES}
@@ -203,26 +183,21 @@ def _encode(
 def _finish(
     job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer, shards: list[Shard]
 ) -> None:
-    files: dict[str, Stored] = {}
-    for part, name in FILES.items():
-        files[name] = write_chunks(
-            job.folder / name, read_chunks(shard.files[part] for shard in shards)
-        )
+    files: dict[str, Stored] = {
+        name: write_chunks(job.folder / name, read_chunks(shard.files[part] for shard in shards))
+        for part, name in FILES.items()
+    }
     if not files["train.bin"].bytes:
-        raise OptionError(
-            f"{job.name}: no document is left to train on. Name a corpus that holds text."
-        )
+        raise OptionError(f"{job.name}: no documents to train on. Name a corpus with text.")
     if isinstance(tokenizer, Subwords):
-        files["tokenizer.json"] = write_chunks(
-            job.folder / "tokenizer.json", [tokenizer.json.encode()]
-        )
+        path = job.folder / "tokenizer.json"
+        files[path.name] = write_chunks(path, [tokenizer.json.encode()])
+    hashes = (file.sha256 for file in files.values())
     meta = {
         "vocab_size": tokenizer.vocabulary,
         "dtype": np.min_scalar_type(tokenizer.vocabulary - 1).name,
         "tokenizer": tokenizer.name,
-        "fingerprint": fingerprint(
-            source.identity, tokenizer.identity, *(file.sha256 for file in files.values())
-        ),
+        "fingerprint": fingerprint(source.identity, tokenizer.identity, *hashes),
         "source": source.identity,
         "documents": sum(shard.documents for shard in shards),
         "files": {name: asdict(file) for name, file in files.items()},

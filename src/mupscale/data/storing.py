@@ -1,8 +1,7 @@
-"""Files too large for memory: written whole or not at all, checked against their SHA-256, set aside
-if they changed.
+"""Files too large for memory: written whole or not at all, checked against their SHA-256, and set
+aside if they changed.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -15,32 +14,32 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from mupscale.errors import StorageError
 from mupscale.records import write_whole
 
 CHUNK_BYTES = 2**22
-# Up to this size a file is hashed whenever it is opened; a larger one if its size or time changed
-# since it last was.
+# Files up to this size are hashed whenever they are opened; larger ones if their size or
+# modification time changed since the last hash.
 ALWAYS_HASHED_BYTES = 2**26
 _STAMPS = "verified.json"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a file must be."""
+    """Size and hash of a file when it was written."""
 
     bytes: int
     sha256: str
 
 
 def default_cache() -> Path:
-    """`$MUPSCALE_CACHE`, else `mupscale` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
+    """`$MUPSCALE_CACHE`, or `mupscale` in `$XDG_CACHE_HOME` or `~/.cache`."""
     own = os.environ.get("MUPSCALE_CACHE")
-    return (
-        Path(own)
-        if own
-        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mupscale"
-    )
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mupscale"
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes]) -> Stored:
@@ -86,25 +85,24 @@ def _storage(path: Path) -> Generator[None]:
         yield
     except OSError as error:
         text = error.strerror or str(error)
-        message = f"could not write {path}: {text}. Free some room or choose another cache; what was done is kept."
-        raise StorageError(message) from error
+        raise StorageError(
+            f"could not write {path}: {text}. Free some disk space or choose another cache; what "
+            "was finished is kept."
+        ) from error
 
 
 @contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """One process at a time prepares a folder; the system frees the lock when its holder dies,
-    however it dies.
-    """
+    """Hold the folder's lock, which the system releases when the process ends, however it ends."""
     with _storage(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        file = folder.with_name(f"{folder.name}.lock").open("ab")
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock = FileLock(folder.with_name(f"{folder.name}.lock")).acquire()
+    with lock:
         yield
 
 
 def set_aside(path: Path, why: str, into: Path | None = None) -> None:
-    """Rename what cannot be used, and say so; nothing is deleted."""
+    """Rename what cannot be used, with a warning; nothing is deleted."""
     names = (f"{path.name}.set-aside-{number}" for number in count(1))
     kept = next(place for name in names if not (place := (into or path.parent) / name).exists())
     with _storage(path):
@@ -113,7 +111,7 @@ def set_aside(path: Path, why: str, into: Path | None = None) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object, None if the file holds none."""
+    """The JSON object in a file, or None."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -121,20 +119,20 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def stored_files(values: object) -> dict[str, Stored] | None:
-    """The files that a manifest lists, None if it lists none that make sense."""
+def stored_files(values: Any) -> dict[str, Stored] | None:
+    """The files that a manifest lists; None if the list is malformed."""
     try:
         files = {
             str(name): Stored(int(f["bytes"]), str(f["sha256"]))
             for name, f in dict(values or {}).items()
-        }  # pyright: ignore[reportArgumentType, reportCallIssue]
+        }
     except (KeyError, TypeError, ValueError):
         return None
     return files if all(Path(name).name == name for name in files) else None
 
 
 def difference(folder: Path, files: Mapping[str, Stored]) -> str | None:
-    """What is wrong with the first file that is not as it must be, None if all are."""
+    """What is wrong with the first file that differs from its record, or None."""
     stamps = read_object(folder / _STAMPS) or {}
     fresh: dict[str, list[int]] = {}
     for name, stored in files.items():
@@ -148,11 +146,9 @@ def difference(folder: Path, files: Mapping[str, Stored]) -> str | None:
         if found.st_size > ALWAYS_HASHED_BYTES:
             fresh[name] = stamp
         if (name not in fresh or stamps.get(name) != stamp) and _sha256(path) != stored.sha256:
-            return f"{path} has changed since it was written (its SHA-256 is another)"
+            return f"{path} has changed since it was written (its SHA-256 differs)"
     if fresh and fresh != stamps:
-        with suppress(
-            StorageError
-        ):  # a disk that may only be read: the hash is computed again next time
+        with suppress(StorageError):  # on a read-only disk, the hash is computed again next time
             write_whole(folder / _STAMPS, json.dumps(fresh).encode())
     return None
 

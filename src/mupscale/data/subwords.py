@@ -1,4 +1,4 @@
-"""Subwords: tokenizers of Hugging Face's `tokenizers`, which only this file imports."""
+"""Subword tokenizers through Hugging Face's `tokenizers`, which only this file imports."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,37 +12,32 @@ from mupscale.errors import MissingExtraError, OptionError
 from mupscale.targets.reasons import reason
 
 END = "<|endoftext|>"
-# How common tokenizers write the end of a document; the first that the vocabulary holds follows
-# each document.
+# Common spellings of the end of a document. The first one in the vocabulary follows each document.
 _ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
-# Longer texts are cut behind a line: a tokenizer keeps some hundred bytes for each token of the
-# text it is given.
+# Longer texts are cut after a line, because a tokenizer needs a few hundred bytes per input token.
 _PIECE_CHARACTERS = 2**20
 
 
 @dataclass(frozen=True)
 class Subwords:
-    """A tokenizer of `tokenizers`; a text that spells out a special token gets ordinary tokens for
-    it.
-    """
+    """A tokenizer of `tokenizers`. Text that spells out a special token gets ordinary tokens."""
 
     name: str
     json: str
     inner: Any
     vocabulary: int
     end: int | None
-    """The token behind each document, None if the vocabulary has none for that."""
+    """The token after each document; None if the vocabulary has none for that."""
 
     @classmethod
     def of_json(cls, text: str, name: str) -> "Subwords":
         """From the content of a `tokenizer.json`."""
+        tokenizers = _tokenizers()
         try:
-            inner = _tokenizers().Tokenizer.from_str(text)
-        except MissingExtraError:
-            raise
+            inner = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # whatever its parser raises
             raise OptionError(
-                f"{name} is not a tokenizer: {reason(error)}. Pass the tokenizer.json of one."
+                f"{name} is not a tokenizer: {reason(error)}. Pass a tokenizer.json."
             ) from error
         inner.no_truncation()
         inner.no_padding()
@@ -50,8 +45,7 @@ class Subwords:
         known: dict[str, int] = inner.get_vocab(with_added_tokens=True)
         if not known:
             raise OptionError(
-                f"{name} is a tokenizer without a vocabulary. Pass the tokenizer.json of a trained "
-                "one."
+                f"{name} has an empty vocabulary. Pass the tokenizer.json of a trained tokenizer."
             )
         end = next((known[word] for word in _ENDS if word in known), None)
         return cls(name, text, inner, max(known.values()) + 1, end)
@@ -70,10 +64,9 @@ class Subwords:
         return [np.array(tokens, dtype=np.uint32) for tokens in ids]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text again, without the ends of documents."""
-        return self.inner.decode(
-            [int(t) for t in tokens if t != self.end], skip_special_tokens=False
-        )
+        """The text, without the ends of documents."""
+        ids = [int(t) for t in tokens if t != self.end]
+        return self.inner.decode(ids, skip_special_tokens=False)
 
 
 def _tokenizers() -> Any:
@@ -89,7 +82,7 @@ def _text(document: Document) -> str:
         return document.content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise OptionError(
-            f"{document.name} is not UTF-8 at byte {error.start}, and this tokenizer reads text. "
+            f"{document.name} is not UTF-8 at byte {error.start}, which this tokenizer needs. "
             "Convert the file, or use the tokenizer bytes."
         ) from error
 
@@ -104,12 +97,11 @@ def _pieces(text: str, most: int = _PIECE_CHARACTERS) -> Iterator[str]:
 
 
 def train_bpe(size: int, documents: Iterable[Document]) -> str:
-    """A byte-level BPE of this many tokens, trained on the training part, as the content of a
-    `tokenizer.json`.
+    """Train a byte-level BPE of this many tokens on the training part; return its `tokenizer.json`.
 
-    Byte-level as GPT-2's, so every text has tokens and decodes to itself. Ties between pairs are
-    broken by their tokens, so the same documents give the same merges. Fewer tokens come out if the
-    text has too few pairs.
+    Byte-level like GPT-2's, so every text can be encoded and decodes to itself. Ties between pairs
+    are broken by their tokens, so the same documents give the same merges. A text with too few
+    pairs gives fewer tokens.
     """
     tk = _tokenizers()
     inner = tk.Tokenizer(tk.models.BPE())

@@ -9,48 +9,35 @@ from mupscale.errors import OptionError
 from mupscale.targets.reasons import reason
 
 SUFFIXES = (
-    ".txt",
-    ".text",
-    ".md",
-    ".rst",
-    ".tex",
-    ".py",
-    ".c",
-    ".h",
-    ".cpp",
-    ".go",
-    ".java",
-    ".js",
-    ".rs",
-    ".ts",
-)
-"""What is read from a folder; a file that is named itself is read whatever its suffix."""
+    ".txt", ".text", ".md", ".rst", ".tex",
+    ".py", ".c", ".h", ".cpp", ".go", ".java", ".js", ".rs", ".ts",
+)  # fmt: skip
+"""Files read from a folder. A file named by itself is read whatever its suffix."""
 
 SHARE = 0.05
-"""Of each file, its end, held out."""
+"""Share of each file, at its end, that is held out."""
 
 
 def text_documents(rest: str) -> list[Document]:
-    """The files behind `text:`, paths in the order given, folders walked recursively in the order
-    of POSIX paths.
+    """The files of `text:PATH,PATH`: paths in the order given, folders walked recursively in the
+    order of POSIX paths.
 
-    Hidden files and folders are passed over, links to folders not followed, copies of a content
-    read once. The last 5 % of each file is held out, from the start of a line on, so one large file
-    works as well as many small ones; training windows never reach into it.
+    Hidden files and folders are skipped, links to folders are not followed, and copies are read
+    once. The last 5 % of each file is held out, starting at a line, so one large file works as well
+    as many small ones.
     """
     files = (found for path in _paths(rest) for found in _files(path))
     whole = without_copies(Document(name, "train", _read(file)) for name, file in files)
     if not whole:
         raise OptionError(
             f"text:{rest} holds no text: every file is empty, or none in the folder ends in "
-            f"{', '.join(SUFFIXES)}. "
-            "Name the files themselves, or another folder."
+            f"{', '.join(SUFFIXES)}. Name the files themselves, or another folder."
         )
     return [half for document in whole for half in _halves(document)]
 
 
 def _paths(rest: str) -> list[Path]:
-    # A path that is there as it stands may hold commas.
+    # The name of an existing path may hold commas.
     names = [rest] if os.path.exists(rest) else [name.strip() for name in rest.split(",")]
     paths = [Path(name).expanduser() for name in names if name]
     if not paths:
@@ -58,15 +45,13 @@ def _paths(rest: str) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise OptionError(
-                f"text:{rest}: there is no file or folder {path} in {Path.cwd()}. Mend the path."
+                f"text:{rest}: no file or folder {path} in {Path.cwd()}. Fix the path."
             )
     return paths
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
-    """Names relative to the path that was given, so that moving a folder leaves its fingerprint as
-    it is.
-    """
+    """Names are relative to the given path, so that moving a folder keeps its fingerprint."""
     if path.is_file():
         yield path.name, path
         return
@@ -84,7 +69,7 @@ def _read(file: Path) -> bytes:
         return file.read_bytes()
     except OSError as error:
         raise OptionError(
-            f"{file} cannot be read: {error.strerror or reason(error)}. Mend its permissions."
+            f"could not read {file}: {error.strerror or reason(error)}. Fix its permissions."
         ) from error
 
 
@@ -96,7 +81,7 @@ def _halves(document: Document) -> Iterator[Document]:
 
 
 def tail_start(content: bytes, share: float = SHARE) -> int:
-    r"""Where the part held out begins: at a line if one starts late enough, otherwise at a
+    r"""Where the held-out part begins: at a line if one starts late enough, otherwise at a
     character.
 
     >>> tail_start(b"one\ntwo\nthree\nfour\n", share=0.5)
@@ -108,6 +93,6 @@ def tail_start(content: bytes, share: float = SHARE) -> int:
     line = content.find(b"\n", max(goal - 1, 0)) + 1
     if 0 < line < len(content):
         return line
-    while goal < len(content) and content[goal] & 0xC0 == 0x80:  # inside a character of UTF-8
+    while goal < len(content) and content[goal] & 0xC0 == 0x80:  # inside a UTF-8 character
         goal += 1
     return goal

@@ -1,6 +1,4 @@
-"""A tokenizer by name: bytes as they are, or subwords from a file, from the hub or trained on the
-corpus.
-"""
+"""A tokenizer by name: bytes, or subwords from a file, from the hub or trained on the corpus."""
 
 import hashlib
 import re
@@ -21,13 +19,13 @@ _BYTES = 256
 
 
 class Tokenizer(Protocol):
-    """What turns documents into arrays of tokens below `vocabulary`."""
+    """Turns documents into arrays of tokens below `vocabulary`."""
 
     @property
     def name(self) -> str: ...
     @property
     def identity(self) -> str:
-        """Another one whenever the tokens would be others."""
+        """Changes whenever the tokens change."""
         ...
 
     @property
@@ -37,7 +35,7 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """Each byte is a token, and nothing stands between documents.
+    """Each byte is a token; documents are not separated.
 
     >>> ByteTokenizer().encode([Document("a", "train", b"abc")])
     [array([97, 98, 99], dtype=uint8)]
@@ -52,27 +50,20 @@ class ByteTokenizer:
 
 
 def bpe_size(spec: str) -> int | None:
-    """The size in `bpe:4096`, None for any other tokenizer.
-
-    >>> bpe_size("bpe:4096"), bpe_size("bytes")
-    (4096, None)
-    """
+    """4096 for `bpe:4096`, None for any other tokenizer."""
     if not spec.startswith("bpe:"):
         return None
     number = spec.removeprefix("bpe:").strip()
     if not re.fullmatch(r"\d{1,7}", number) or int(number) <= _BYTES:
         raise OptionError(
-            f"tokenizer {spec!r}: the size must be a whole number from {_BYTES + 1} (every byte, "
-            "and the end of a "
-            "document) to 9999999. Write bpe:4096."
+            f"tokenizer {spec!r}: the size must be an integer from {_BYTES + 1} (every byte and "
+            "the end of a document) to 9999999. Write bpe:4096."
         )
     return int(number)
 
 
 def open_tokenizer(spec: str) -> Tokenizer:
-    """The tokenizer behind `bytes`, `file:PATH` or `hub:NAME`; `bpe:` needs documents to train
-    on.
-    """
+    """Open `bytes`, `file:PATH` or `hub:NAME`; `bpe:` needs documents to train on."""
     kind, _, rest = spec.partition(":")
     if spec == "bytes":
         return ByteTokenizer()
@@ -84,12 +75,12 @@ def open_tokenizer(spec: str) -> Tokenizer:
 
 
 def tokenizer_key(spec: str) -> str:
-    """What tells one prepared corpus from another: for a file its content, otherwise the name."""
-    return (
-        f"file:{hashlib.sha256(_read(_file(spec[5:])).encode()).hexdigest()}"
-        if spec.startswith("file:")
-        else spec
-    )
+    """The tokenizer's part in the key of a prepared corpus: the hash of a file, otherwise the
+    name.
+    """
+    if not spec.startswith("file:"):
+        return spec
+    return f"file:{hashlib.sha256(_read(_file(spec[5:])).encode()).hexdigest()}"
 
 
 def _file(rest: str) -> Path:
@@ -103,14 +94,12 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         text = getattr(error, "strerror", None) or reason(error)
         raise OptionError(
-            f"the tokenizer {path} cannot be read: {text}. Pass a tokenizer.json."
+            f"could not read the tokenizer {path}: {text}. Pass a tokenizer.json."
         ) from error
 
 
 def _from_hub(name: str) -> Path:
-    """The `tokenizer.json` in the local cache of the hub, else downloaded into it (which no test
-    runs).
-    """
+    """The `tokenizer.json` in the hub's local cache, downloaded if needed (no test does that)."""
     try:
         from huggingface_hub import hf_hub_download, try_to_load_from_cache
     except ImportError as error:
@@ -120,7 +109,6 @@ def _from_hub(name: str) -> Path:
         return Path(cached if isinstance(cached, str) else hf_hub_download(name, "tokenizer.json"))
     except Exception as error:  # no network, no such repository, no such file
         raise OptionError(
-            f"hub:{name}: its tokenizer.json is neither in the local cache nor to be had: "
-            f"{reason(error)}. "
-            "Pass one that is on the disk, as file:PATH/tokenizer.json."
+            f"hub:{name}: its tokenizer.json is not in the local cache, and the download failed: "
+            f"{reason(error)}. Pass a local one as file:PATH/tokenizer.json."
         ) from error

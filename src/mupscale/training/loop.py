@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mupscale.data import Batches, Corpus, open_corpus, validation_batches
+from mupscale.data import Batches, Corpus, ValidationBatches, open_corpus
 from mupscale.errors import InterruptedRunError, OptionError
 from mupscale.planning import Plan
 from mupscale.reading.structure import bare, bare_name
@@ -155,7 +155,7 @@ class _Training:
             self.corpus, batch=self.lengths.batch, sequence=sequence, seed=config.seed
         )
         rows = min(self.lengths.batch, 16)
-        self.validation = validation_batches(
+        self.validation = ValidationBatches(
             self.corpus, rows, sequence, config.record.eval_batches
         )
         self.plan: Plan = plan_for(config)
