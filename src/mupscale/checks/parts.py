@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import sympy
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from mupscale.planning import Plan
 from mupscale.planning.units import dimensions, fused_dimensions, fused_unit, unit_for
 from mupscale.planning.values import PlannedParameter, RowBlock, Slices
-from mupscale.reading import ModelFacts, ParameterFact, Role
+from mupscale.reading import Kind, ModelFacts, ParameterFact, Role, role_row
 from mupscale.theory import (
     Residual,
     Rule,
@@ -26,13 +25,6 @@ from mupscale.theory import (
     formulas,
     optimizer_named,
 )
-
-Kind = Literal["matrix", "table", "vector"]
-_TABLES: tuple[Role, ...] = ("embedding", "position", "depthwise")
-"""A row of n_out numbers for each of a fixed number of inputs: tokens, places, pixels of a patch,
-taps of a filter.
-"""
-_VECTORS: tuple[Role, ...] = ("gain", "bias", "frozen")
 
 
 @dataclass(frozen=True)
@@ -111,9 +103,7 @@ def parts_of(facts: ModelFacts, plan: Plan, right: Plan, base: Base) -> list[Che
 def _parts(
     fact: ParameterFact, planned: PlannedParameter, right: PlannedParameter, rule: Rule, base: Base
 ) -> Iterator[CheckedPart]:
-    kind: Kind = (
-        "table" if fact.role in _TABLES else "vector" if fact.role in _VECTORS else "matrix"
-    )
+    kind = role_row(fact.role).kind
     pieces: list[tuple[Role, Slices]] = [(block.role, block.slices) for block in fact.blocks]
     for role, slices in pieces or [(fact.role, ())]:
         n_out = sum(stop - start for start, stop in slices) or fact.fan_out

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError, UnreadableModelError
-from mupscale.reading import ModelFacts, ParameterFact
+from mupscale.reading import ModelFacts, ParameterFact, role_row
 from mupscale.reading.structure import class_of
 
 Base = nn.Module | ModelFacts | Mapping[str, int] | Any
@@ -159,28 +159,6 @@ def _scaled(what: str, value: int, ratio: Fraction) -> int:
     return int(scaled)
 
 
-_FANS = {
-    # role: which dimension fan_out and fan_in follow; None for one that does not grow
-    "embedding": ("width", None),
-    "position": ("width", None),
-    "readout": (None, "width"),
-    "router": (None, "width"),
-    "query": ("inner", "width"),
-    "key": ("inner", "width"),
-    "value": ("inner", "width"),
-    "fused_qkv": ("inner", "width"),
-    "attention_output": ("width", "inner"),
-    "mlp_in": ("d_ff", "width"),
-    "mlp_out": ("width", "d_ff"),
-    "expert_in": ("d_ff", "width"),
-    "expert_out": ("width", "d_ff"),
-    "depthwise": ("width", None),
-    "frozen": (None, None),
-    "gain": (None, None),
-    "bias": (None, None),
-}
-
-
 def _resized(
     fact: ParameterFact,
     ratios: Mapping[str, Fraction],
@@ -189,7 +167,8 @@ def _resized(
     r: int | None,
 ) -> ParameterFact:
     r = fact.repetitions if r is None else r
-    grows_out, grows_in = _FANS.get(fact.role, ("width", "width"))
+    row = role_row(fact.role)
+    grows_out, grows_in = row.grows
     fan_out = (
         _scaled(f"the outputs of {fact.name}", fact.fan_out, ratios[grows_out])
         if grows_out
@@ -205,7 +184,7 @@ def _resized(
     if fact.role == "fused_qkv":
         inner = Fraction(fan_out * fact.repetitions, fact.repetitions + 2)
         fan_out = int(inner + 2 * inner / r)
-    shared = r if fact.role in ("key", "value", "fused_qkv") else fact.repetitions
+    shared = r if row.shared else fact.repetitions
     return replace(
         fact, fan_out=fan_out, fan_in=fan_in, width=width, depth=depth, repetitions=shared
     )

@@ -8,6 +8,7 @@ import sympy
 
 from mupscale.planning.units import fused_unit, unit_for
 from mupscale.planning.values import PlannedParameter, RowBlock
+from mupscale.reading import ROLES, role_row
 from mupscale.theory import FIELDS, LABELS, Decay, Rule, Scaling, derive
 from mupscale.theory.formulas import Expr, inline, symbol, tidy
 
@@ -44,9 +45,11 @@ class PlanRow:
         )
         times = f" × {self.count}" if self.count > 1 else ""
         shape = " × ".join(str(n) for n in self.shape)
-        shared = str(self.repetitions) if self.role in ("key", "value", "fused_qkv") else ""
+        # The rows of a fused matrix ("· key") show neither r nor a start of their own.
+        role = None if self.role.startswith("·") else role_row(self.role)
+        shared = str(self.repetitions) if role and role.shared else ""
         init, *others = (number(value) for value in self.values)
-        start = "set" if self.role in ("gain", "bias") else init
+        start = "set" if role and role.start == "set" else init
         return self.role, named + times, shape, shared, start, *others, self.why
 
 
@@ -70,7 +73,7 @@ def rows(parameters: Iterable[PlannedParameter], rule: Rule, decay: Decay) -> li
             (p.role, p.values, p.repetitions, p.folded, p.standing, blocks), []
         ).append(p)
     table: list[PlanRow] = []
-    for group in sorted(grouped.values(), key=lambda group: _ORDER.index(group[0].role)):
+    for group in sorted(grouped.values(), key=lambda group: ROLES.index(group[0].role)):
         first, templates = group[0], tuple(dict.fromkeys(p.template for p in group))
         why = _why(first, rule, decay)
         table.append(
@@ -87,13 +90,6 @@ def _block_row(fused: PlannedParameter, block: RowBlock) -> PlanRow:
     values = (block.init_std, block.multiplier, block.lr, block.weight_decay, fused.eps)
     why = "a hook multiplies these rows" if block.multiplier != 1 else ""
     return PlanRow(f"· {block.role}", (f"{count} rows",), 1, (), fused.repetitions, values, why)
-
-
-_ORDER = [
-    "embedding", "position", "query", "key", "value", "fused_qkv", "attention_output", "low_rank_down", "low_rank_up",
-    "mlp_in", "mlp_out", "router", "expert_in", "expert_out", "hidden", "branch_output", "depthwise", "gain", "bias",
-    "readout", "frozen",
-]  # fmt: skip
 
 
 def _why(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:

@@ -3,38 +3,19 @@
 from fractions import Fraction
 from functools import cache
 
-from mupscale.reading import ParameterFact, Role
+from mupscale.reading import ParameterFact, Role, role_row
 from mupscale.theory import (
     Dense,
     Embedding,
     Expert,
     Fused,
     KeyValue,
-    LowRank,
     Readout,
     Residual,
     Router,
     Unit,
     Vector,
 )
-
-_UNITS: dict[Role, Unit] = {
-    "embedding": Embedding("n"),
-    "position": Embedding("n"),
-    "depthwise": Embedding("n"),
-    "readout": Readout("n"),
-    "router": Router("n"),
-    **dict.fromkeys(("key", "value"), KeyValue("n", "r", "inner")),
-    **dict.fromkeys(
-        ("query", "attention_output", "mlp_in", "mlp_out", "hidden", "branch_output", "fused_qkv"),
-        Dense("n_out", "n_in", width="n"),
-    ),
-    **dict.fromkeys(("low_rank_down", "low_rank_up"), LowRank("n_out", "n_in", width="n")),
-    **dict.fromkeys(
-        ("expert_in", "expert_out"), Expert("n_out", "n_in", width="n", active="active/experts")
-    ),
-    **dict.fromkeys(("gain", "bias", "frozen"), Vector("n")),
-}
 
 
 @cache
@@ -45,7 +26,7 @@ def unit_for(role: Role, *, in_block: bool, output: bool = False) -> Unit:
     >>> print(unit_for("key", in_block=True))
     Residual(KeyValue(n, r, inner=inner), L, output=False)
     """
-    unit = _UNITS[role]
+    unit = role_row(role).unit
     return Residual(unit, "L", output=output) if in_block else unit
 
 
@@ -72,20 +53,20 @@ def dimensions(fact: ParameterFact) -> dict[str, int]:
 
 
 def _own_dimensions(fact: ParameterFact) -> dict[str, int]:
-    match fact.role:
-        case "embedding" | "position" | "depthwise":
+    match role_row(fact.role).unit:
+        case Embedding():
             return {"n": fact.fan_out}
-        case "readout" | "router":
+        case Readout() | Router():
             return {"n": fact.fan_in}
-        case "key" | "value":
+        case KeyValue():
             return {
                 "n": fact.fan_in,
                 "r": fact.repetitions,
                 "inner": fact.fan_out * fact.repetitions,
             }
-        case "gain" | "bias" | "frozen":
+        case Vector():
             return {"n": 1 if fact.fixed else fact.width}
-        case "expert_in" | "expert_out":
+        case Expert():
             share = Fraction(fact.active).limit_denominator(1 << 16)
             return _fans(fact) | {"active": share.numerator, "experts": share.denominator}
         case _:

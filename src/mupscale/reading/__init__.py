@@ -1,15 +1,8 @@
 """Reading: what each parameter of a model is."""
 
-from mupscale.reading.facts import (
-    BRANCH_OUTPUTS,
-    NOT_DRAWN,
-    ROLES,
-    BlockFact,
-    ModelFacts,
-    ParameterFact,
-    Role,
-)
+from mupscale.reading.facts import BlockFact, ModelFacts, ParameterFact
 from mupscale.reading.reader import read
+from mupscale.reading.roles import BRANCH_OUTPUTS, NOT_DRAWN, ROLES, Kind, Role, RoleRow, role_row
 from mupscale.reading.running import run_once
 from mupscale.reading.saying import Inputs, Reading, TensorSpec
 
@@ -19,11 +12,14 @@ __all__ = [
     "ROLES",
     "BlockFact",
     "Inputs",
+    "Kind",
     "ModelFacts",
     "ParameterFact",
     "Reading",
     "Role",
+    "RoleRow",
     "TensorSpec",
     "read",
+    "role_row",
     "run_once",
 ]

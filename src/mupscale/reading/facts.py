@@ -2,40 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-Role = Literal[
-    "embedding",
-    "position",
-    "readout",
-    "query",
-    "key",
-    "value",
-    "fused_qkv",
-    "attention_output",
-    "mlp_in",
-    "mlp_out",
-    "low_rank_down",
-    "low_rank_up",
-    "router",
-    "expert_in",
-    "expert_out",
-    "hidden",
-    "branch_output",
-    "depthwise",
-    "gain",
-    "bias",
-    "frozen",
-]
-ROLES: tuple[Role, ...] = get_args(Role)
-
-BRANCH_OUTPUTS: frozenset[Role] = frozenset(
-    {"attention_output", "mlp_out", "expert_out", "branch_output"}
-)
-"""Matrices that end a residual branch, and so carry its multiplier."""
-
-NOT_DRAWN: frozenset[Role] = frozenset({"gain", "bias", "frozen"})
-"""What starts at a constant, or as the model made it."""
+from mupscale.reading.roles import Role
 
 Made = Literal["drawn", "constant", "frozen", "unknown"]
 """How the model itself made a tensor; unknown on the meta device, where there are no numbers."""

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from mupscale.reading.facts import Role
 from mupscale.reading.measuring import Measured
+from mupscale.reading.roles import Role
 from mupscale.reading.structure import Entry
 
 

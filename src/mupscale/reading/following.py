@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mupscale.reading.facts import Role
+from mupscale.reading.roles import Role
 from mupscale.reading.rows import Rows, if_shaped, joined_rows, numbered, paired, unpaired, view_of
 from mupscale.reading.traces import (
     UNKNOWN,

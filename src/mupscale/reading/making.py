@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from mupscale.reading.facts import Made, Role
+from mupscale.reading.facts import Made
+from mupscale.reading.roles import Role
 from mupscale.reading.structure import Entry
 
 _SAMPLE = 4096

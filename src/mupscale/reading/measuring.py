@@ -10,7 +10,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mupscale.reading.facts import BlockFact, Role
+from mupscale.reading.facts import BlockFact
+from mupscale.reading.roles import Role
 from mupscale.reading.rows import Rows
 from mupscale.reading.traces import (
     AttentionUse,

@@ -15,16 +15,17 @@ from torch import nn
 from mupscale.errors import OptionError, UnreadableModelError
 from mupscale.reading import refusing
 from mupscale.reading.config import ConfigFacts, config_facts
-from mupscale.reading.facts import BRANCH_OUTPUTS, ModelFacts, ParameterFact, Role
+from mupscale.reading.facts import ModelFacts, ParameterFact
 from mupscale.reading.fans import Fans
 from mupscale.reading.making import has_numbers, made, start_of
 from mupscale.reading.measuring import End, Measured
-from mupscale.reading.roles import MeasuredUse, Verdict, settle
+from mupscale.reading.roles import BRANCH_OUTPUTS, Role, role_row
 from mupscale.reading.running import follow
 from mupscale.reading.saying import Inputs, Reading
 from mupscale.reading.sharing import Sharing
 from mupscale.reading.structure import Entry, bare, entries
 from mupscale.reading.traces import TraceFailed
+from mupscale.reading.verdicts import MeasuredUse, Verdict, settle
 from mupscale.reading.vocabulary import matrix_role, outer_matrix_role
 
 _POSITION = re.compile(
@@ -336,16 +337,12 @@ class _Reader:
     def _fits(self, entry: Entry, role: Role) -> bool:
         """Whether a shape can be what the name claims; a claim that fails is no role at all."""
         n_out, n_in = self.fans.of(entry, role)
-        if role == "router":
-            return n_in == self.width and (n_out == 1 or n_out == self.config.experts)
-        if role in BRANCH_OUTPUTS:
+        if role == "router" and n_out not in (1, self.config.experts):
+            return False
+        row = role_row(role)
+        if row.ends_branch:
             return n_out == self.width
-        if (
-            role in ("query", "key", "value", "fused_qkv", "mlp_in", "expert_in", "low_rank_down")
-            and "lora" not in entry.path
-        ):
-            return n_in == self.width
-        return True
+        return n_in == self.width or not row.takes_width or "lora" in entry.path
 
     # Facts
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mupscale.errors import UnreadableModelError
-from mupscale.reading.facts import ROLES
-from mupscale.reading.roles import SAID, MeasuredUse, Verdict
+from mupscale.reading.roles import ROLES
 from mupscale.reading.structure import Entry
+from mupscale.reading.verdicts import SAID, MeasuredUse, Verdict
 
 _SHOWN = 12
 

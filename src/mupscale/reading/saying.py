@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mupscale.errors import OptionError, UnknownNameError
-from mupscale.reading.facts import ROLES
+from mupscale.reading.roles import ROLES
 
 Inputs = Sequence[Any] | Mapping[str, Any]
 """Positional or named arguments of a model's forward pass."""

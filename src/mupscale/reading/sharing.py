@@ -7,8 +7,8 @@ from mupscale.errors import UnreadableModelError
 from mupscale.reading.config import ConfigFacts
 from mupscale.reading.facts import BlockFact, ParameterFact
 from mupscale.reading.measuring import Measured
-from mupscale.reading.roles import CONFIRMED
 from mupscale.reading.structure import Entry
+from mupscale.reading.verdicts import CONFIRMED
 from mupscale.reading.vocabulary import Layout, fused_layout
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mupscale.reading.facts import Role
+from mupscale.reading.roles import Role
 from mupscale.reading.rows import Rows
 
 UNKNOWN = math.nan

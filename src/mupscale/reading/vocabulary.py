@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from mupscale.reading.facts import Role
+from mupscale.reading.roles import Role
 
 _ATTENTION = r"(?:attn|attention|self_attention|mixer|self)"
 
