@@ -1,14 +1,23 @@
 """The norm of a unit step, measured on torch's own optimizers."""
 
+import inspect
 import math
+import pkgutil
 
 import pytest
 import sympy
 import torch
 
 import mupscale.optim
-from mupscale.errors import OptionError
-from mupscale.theory import OPTIMIZERS, StepSizes, derive, optimizer_named
+from mupscale.errors import OptionError, UnknownNameError
+from mupscale.theory import (
+    OPTIMIZERS,
+    RUNNABLE,
+    StepSizes,
+    derive,
+    name_of_class,
+    optimizer_named,
+)
 
 SHAPES = [(64, 64), (16, 64), (96, 32)]
 
@@ -196,3 +205,34 @@ class TestByClass:
     def test_what_is_no_optimizer_at_all(self, given):
         with pytest.raises(OptionError, match=f"optimizer={given} is not an optimizer"):
             optimizer_named(given)
+
+
+class TestRegistry:
+    """A row's class exists, and has the settings and defaults that the row says."""
+
+    @pytest.mark.parametrize("name", RUNNABLE)
+    def test_the_class_of_a_row_has_its_settings_and_defaults(self, name):
+        row = OPTIMIZERS[name]
+        arguments = inspect.signature(pkgutil.resolve_name(row.torch_class)).parameters
+        for setting in ("betas", "eps"):
+            default = getattr(row, setting)
+            assert (setting in arguments) == (default is not None)
+            assert default is None or arguments[setting].default == default
+        assert set(row.settings) <= set(arguments)
+        assert ("momentum" in arguments) or not row.momentum
+
+    @pytest.mark.parametrize("name", RUNNABLE)
+    def test_an_optimizer_built_from_a_row_is_known_by_the_name_of_the_row(self, name):
+        row = OPTIMIZERS[name]
+        momentum = {"momentum": 0.9} if row.momentum else {}
+        built = made(pkgutil.resolve_name(row.torch_class), **row.settings, **momentum)
+        assert name_of_class(built) == name
+
+    def test_optimizers_without_a_class_cannot_run(self):
+        assert set(OPTIMIZERS) - set(RUNNABLE) == {
+            "signsgd", "adafactor", "adafactor-unscaled", "shampoo", "shampoo-grafted",
+        }  # fmt: skip
+
+    def test_an_unknown_name_raises(self):
+        with pytest.raises(UnknownNameError, match="unknown optimizer 'adanw'"):
+            optimizer_named("adanw")

@@ -21,8 +21,8 @@ from mupscale.errors import DimensionError, NonFiniteError, OptionError, Unknown
 from mupscale.planning import Plan, plan
 from mupscale.reading import ModelFacts, ParameterFact, Reading, read
 from mupscale.reading.structure import bare
-from mupscale.theory import Rule, optimizer_named, rule_named
-from mupscale.training.config import RUNNABLE, OptimizerConfig
+from mupscale.theory import RUNNABLE, Rule, optimizer_named, rule_named
+from mupscale.training.config import OptimizerConfig
 from mupscale.training.preparation import optimizers
 
 Build = Callable[..., nn.Module]
@@ -72,11 +72,7 @@ class Setup:
                 raise DimensionError(f"{name}={getattr(self, name)} must be at least 1.")
 
     def optimizer_config(self, name: str) -> OptimizerConfig:
-        eps = (
-            None
-            if name in ("sgd", "momentum", "lion") or name.startswith("adafactor")
-            else self.eps
-        )
+        eps = None if optimizer_named(name).eps is None else self.eps
         return OptimizerConfig(
             name=name, lr=self.lr, weight_decay=self.weight_decay, eps=eps, betas=self.betas, momentum=self.momentum,
             std=self.std,

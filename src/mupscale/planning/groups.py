@@ -20,8 +20,6 @@ PerRole = Number | Mapping[str, Number]
 number will do.
 """
 
-_TORCH_EPS = {"entry": 1e-8, "norm": 1e-7, "norm_squared": 1e-12}
-
 
 def value_of(value: PerRole, role: str) -> float:
     """The base value of a role.
@@ -123,21 +121,16 @@ class BaseValues:
                 )
             decay /= lr
         values = {"lr": lr, "weight_decay": decay}
-        if takes_no_eps(parameter):
+        default = optimizer_named(parameter.optimizer).eps
+        if default is None:
             return values
-        eps = (
-            _TORCH_EPS[optimizer_named(parameter.optimizer).epsilon]
-            if self.eps is None
-            else self.eps
-        )
+        eps = default if self.eps is None else self.eps
         return values | {"eps": value_of(eps, parameter.role) * parameter.eps}
 
 
 def takes_no_eps(parameter: PlannedParameter) -> bool:
     """Lion and SGD have none; torch's Adafactor takes a pair, whose meaning is another."""
-    return optimizer_named(parameter.optimizer).epsilon == "none" or parameter.optimizer.startswith(
-        "adafactor"
-    )
+    return optimizer_named(parameter.optimizer).eps is None
 
 
 def make_groups(
@@ -169,27 +162,19 @@ def make_groups(
     ]
 
 
-_ADJUSTMENTS = {
-    "muon": "original",
-    "muon-match-rms": "match_rms_adamw",
-    "muon-spectral": "spectral",
-}
-"""How each kind of Muon lengthens its steps: the groups say so, since the rates were derived for
-that.
-"""
-
-
 def _layout(parameter: PlannedParameter) -> dict[str, Any]:
     """How `mupscale.optim.Muon` is to step a tensor that holds several matrices."""
-    if not optimizer_named(parameter.optimizer).whole_matrix:
+    optimizer = optimizer_named(parameter.optimizer)
+    if not optimizer.whole_matrix:
         return {}
     _refuse_kernel(parameter)
+    settings = dict(optimizer.settings)  # how Muon lengthens its steps: the rates rest on it
     decay = parameter.weight_decay
     blocks = tuple(
         (block.slices, block.lr / parameter.lr, block.weight_decay / decay if decay else 1.0)
         for block in parameter.rows
     )
-    return _adjustment(parameter) | {"out_axis": parameter.out_axis, "blocks": blocks or None}
+    return settings | {"out_axis": parameter.out_axis, "blocks": blocks or None}
 
 
 def _refuse_kernel(parameter: PlannedParameter) -> None:
@@ -201,16 +186,12 @@ def _refuse_kernel(parameter: PlannedParameter) -> None:
         )
 
 
-def _adjustment(parameter: PlannedParameter) -> dict[str, Any]:
-    adjustment = _ADJUSTMENTS.get(parameter.optimizer)
-    return {} if adjustment is None else {"adjust_lr_fn": adjustment}
-
-
 def _plain(parameter: PlannedParameter) -> dict[str, Any]:
     """What torch's own optimizers need, which step whole tensors; where that would be wrong, an
     error.
     """
-    if not optimizer_named(parameter.optimizer).whole_matrix:
+    optimizer = optimizer_named(parameter.optimizer)
+    if not optimizer.whole_matrix:
         return {}
     _refuse_kernel(parameter)
     problem = (
@@ -227,7 +208,7 @@ def _plain(parameter: PlannedParameter) -> dict[str, Any]:
             "mupscale.optim.Muon, with "
             "plan.param_groups(…, split_rows=True)."
         )
-    return _adjustment(parameter)
+    return dict(optimizer.settings)
 
 
 def _names(groups: Sequence[Sequence[PlannedParameter]]) -> list[str]:

@@ -193,7 +193,8 @@ def _unknown(
 
 def _takes_betas(made: Plan) -> bool:
     return any(
-        parameter.optimizer in ("adamw", "adam", "lion") for parameter in made.parameters.values()
+        optimizer_named(parameter.optimizer).betas is not None
+        for parameter in made.parameters.values()
     )
 
 

@@ -2,13 +2,14 @@
 
 from mupscale.theory.derivation import derive
 from mupscale.theory.formulas import Dimension, Expr
-from mupscale.theory.optimizer_classes import name_of_class
 from mupscale.theory.optimizers import (
     DECAYS,
     OPTIMIZERS,
+    RUNNABLE,
     Decay,
     Optimizer,
     StepSizes,
+    name_of_class,
     optimizer_named,
 )
 from mupscale.theory.rule_files import read_rule, rule_named
@@ -42,6 +43,7 @@ __all__ = [
     "LABELS",
     "OPTIMIZERS",
     "RULES",
+    "RUNNABLE",
     "Adapter",
     "Decay",
     "Dense",

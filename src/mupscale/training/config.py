@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_type_hints
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import BatchRule, GPTConfig, configuration
 from mupscale.records import differences
-from mupscale.theory import DECAYS, Rule, optimizer_named, rule_named
+from mupscale.theory import DECAYS, RUNNABLE, Rule, optimizer_named, rule_named
 from mupscale.training import settings, toml
 
 Precision = Literal["float32", "bf16"]
@@ -141,8 +141,6 @@ class RunConfig:
             cast(dict[str, Any], place)[key] = value
         return RunConfig.from_dict(values)
 
-
-RUNNABLE = ("adamw", "adam", "sgd", "momentum", "lion", "muon", "muon-match-rms", "muon-spectral")
 
 SECTIONS: dict[str, type[Any]] = {
     "data": Data,

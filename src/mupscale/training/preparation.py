@@ -1,8 +1,8 @@
 """From a config to what is trained: the plan, the optimizers, the number of steps."""
 
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +19,9 @@ from mupscale.models import (
     parameter_counts,
     warmup_iterations,
 )
-from mupscale.optim import Lion, Muon
 from mupscale.planning import Plan, plan
+from mupscale.theory import Optimizer as OptimizerRow
+from mupscale.theory import optimizer_named
 from mupscale.training.config import OptimizerConfig, RunConfig
 from mupscale.training.processes import like, whole
 
@@ -90,25 +91,21 @@ def check_vocabulary(config: RunConfig, corpus: Corpus) -> None:
 def optimizers(made: Plan, model: nn.Module, chosen: OptimizerConfig) -> list[Optimizer]:
     """One optimizer, or Muon and the AdamW beside it."""
     values: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
-    if made.optimizer.startswith("muon"):
+    row = optimizer_named(made.optimizer)
+    if row.whole_matrix:
         beside: dict[str, Any] = dict(values, eps=chosen.eps)
         beside["lr"] = chosen.lr if chosen.adamw_lr is None else chosen.adamw_lr
         hidden = made.param_groups(model, **values, optimizer=made.optimizer, split_rows=True)
         others = made.param_groups(model, **beside, betas=chosen.betas, optimizer="adamw")
-        return [Muon(hidden, momentum=chosen.momentum), torch.optim.AdamW(others, fused=True)]
-    groups = made.param_groups(model, **values, eps=chosen.eps, betas=_betas(chosen))
-    kinds: dict[str, Callable[..., Optimizer]] = {
-        "adamw": partial(torch.optim.AdamW, fused=True),
-        "adam": partial(torch.optim.Adam, fused=True),
-        "sgd": torch.optim.SGD,
-        "momentum": partial(torch.optim.SGD, momentum=chosen.momentum),
-        "lion": Lion,
-    }
-    return [kinds[made.optimizer](groups)]
+        return [_built(row, hidden, chosen), _built(optimizer_named("adamw"), others, chosen)]
+    betas = None if row.betas is None else chosen.betas
+    return [_built(row, made.param_groups(model, **values, eps=chosen.eps, betas=betas), chosen)]
 
 
-def _betas(chosen: OptimizerConfig) -> tuple[float, float] | None:
-    return chosen.betas if chosen.name.lower() in ("adamw", "adam", "lion") else None
+def _built(row: OptimizerRow, groups: list[dict[str, Any]], chosen: OptimizerConfig) -> Optimizer:
+    """The torch optimizer of a registry row."""
+    momentum = {"momentum": chosen.momentum} if row.momentum else {}
+    return pkgutil.resolve_name(row.torch_class)(groups, **row.settings, **momentum)
 
 
 def optimizer_state(steppers: list[Optimizer]) -> dict[str, Tensor]:

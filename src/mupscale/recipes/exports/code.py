@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mupscale.errors import NotExactError, OptionError
 from mupscale.recipes.inert import for_docstring
+from mupscale.theory import optimizer_named
 
 if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
@@ -18,14 +19,13 @@ if TYPE_CHECKING:
 LINE = 100
 """Generated lines are at most this long, where no name is longer."""
 
-CLASSES = {"adamw": "AdamW", "adam": "Adam"}
-"""Optimizers of torch that an export can name."""
+_EXPORTED = ("adamw", "adam")
 
 
 def refuse_inexact(recipe: Recipe, kind: str) -> None:
     """What groups of parameters cannot say is refused, rather than left out."""
     elsewhere = "Apply recipe.plan with mupscale itself (plan.initialize_, plan.param_groups), or export json."
-    if recipe.plan.optimizer not in CLASSES:
+    if recipe.plan.optimizer not in _EXPORTED:
         raise OptionError(
             f"the study trained with {recipe.plan.optimizer}; the export {kind} knows AdamW. "
             f"{elsewhere}"
@@ -43,7 +43,7 @@ def refuse_inexact(recipe: Recipe, kind: str) -> None:
 
 
 def optimizer_class(recipe: Recipe) -> str:
-    return CLASSES[recipe.plan.optimizer]
+    return optimizer_named(recipe.plan.optimizer).torch_class.rpartition(".")[2]
 
 
 def string(words: str) -> str:
