@@ -62,6 +62,8 @@ def by_hand(monkeypatch):
     """Nothing is written but by `flush`, and nobody waits for a lock, unless a test says so."""
     monkeypatch.setattr(Mirror, "flush_seconds", 1000.0)
     monkeypatch.setattr(storage, "_LOCK_SECONDS", 0.05)
+    # Optuna waits about a second before each of four more attempts.
+    monkeypatch.setattr("optuna.storages._rdb.storage.random.random", lambda: 0.0)
 
 
 @pytest.fixture
@@ -208,25 +210,6 @@ class TestWhatOptunaSees:
         }
         assert study.best_trial.user_attrs["trial"] == min(losses, key=lambda key: losses[key])
 
-    def test_whole_batches_read_as_if_optuna_had_written_them(self, tmp_path, said, monkeypatch):
-        folders = [tmp_path / "ours", tmp_path / "optuna's"]
-        for folder, schemas in zip(folders, (storage._KNOWN_SCHEMAS, set()), strict=True):
-            monkeypatch.setattr(storage, "_KNOWN_SCHEMAS", schemas)
-            folder.mkdir()
-            with mirror(folder, said) as opened, statements() as seen:
-                opened.sync(records(6))
-                opened.add("mup.r-1/0099", record(99, params={"lr": 0.5, "weight_decay": 0.0}))
-            assert (len(seen) < 150) is bool(schemas)  # Optuna's own way asks about each row
-            write(
-                folder,
-                said,
-                records(14) | {"mup.r-1/0099": record(99, params={"lr": 0.5, "weight_decay": 0.0})},
-            )
-        ours, optunas = map(studies, folders)
-        assert ours == optunas
-        assert sum(map(len, ours.values())) == 15
-        assert said == []
-
     def test_optuna_goes_on_from_there(self, tmp_path, said):
         write(tmp_path, said, records(24))
         url = f"sqlite:///{tmp_path}/study.db"
@@ -255,15 +238,9 @@ class TestWhatIsMissing:
                 k for k in content if k.startswith(name[4:] + "/")
             ]
 
-    def test_more_than_a_batch(self, tmp_path, said, monkeypatch):
-        monkeypatch.setattr(storage, "_BATCH", 7)
-        content = records(60)
-        write(tmp_path, said, content)
-        assert_mirrored(tmp_path, content)
-
     def test_it_is_found_with_as_many_questions_however_much_is_there(self, tmp_path, said):
         counts: list[int] = []
-        for size in (20, 400):
+        for size in (8, 80):
             write(tmp_path, said, records(size))
             with mirror(tmp_path, said) as opened, statements() as seen:
                 opened.sync(records(size))
@@ -274,13 +251,14 @@ class TestWhatIsMissing:
         counts: list[int] = []
         with mirror(tmp_path, said) as opened:
             opened.sync(records(2))
-            for size in (20, 400):
+            for size in (8, 80):
                 opened.sync(records(size))
+                opened.flush()
                 opened.add(f"{CELLS[0]}/{size:04d}", record(size))
                 with statements() as seen:
                     opened.flush()
                 counts.append(len(seen))
-        assert counts[0] == counts[1] < 10
+        assert counts[0] == counts[1]
 
     def test_a_record_is_known_again_after_it_was_on_disk(self, tmp_path, said):
         content = records(4, curve=((10, 5.5), (20, 0.1 + 0.2)), variant={"b": 1, "a": (1, 2)})
@@ -292,15 +270,16 @@ class TestWhatIsMissing:
     def test_what_was_written_though_it_did_not_look_so_is_not_written_again(
         self, fault, tmp_path, said, monkeypatch
     ):
-        def without_an_answer(*arguments: Any, insert: Any = storage._insert_rows) -> None:
+        def without_an_answer(*arguments: Any, insert: Any = storage._Database.insert) -> None:
             insert(*arguments)
             raise fault
 
         with mirror(tmp_path, said) as opened:
             opened.sync(records(4))
+            opened.flush()
             opened.add("mup.r-1/0099", record(99))
             with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
-                patched.setattr(storage, "_insert_rows", without_an_answer)
+                patched.setattr(storage._Database, "insert", without_an_answer)
                 opened.flush()
             opened.add("mup.r-1/0098", record(98))
         assert_mirrored(tmp_path, records(4) | {f"mup.r-1/00{n}": record(n) for n in (98, 99)})
@@ -413,7 +392,7 @@ SPOILT = {
 class TestAFileThatCannotBeRead:
     @pytest.mark.parametrize("spoil", list(SPOILT.values()), ids=list(SPOILT))
     def test_it_is_set_aside_and_made_again(self, spoil, tmp_path, said):
-        content = records(120)
+        content = records(60)
         write(tmp_path, said, content)
         before = studies(tmp_path)
         spoil(tmp_path / "study.db")
@@ -423,7 +402,7 @@ class TestAFileThatCannotBeRead:
         assert (tmp_path / "study.db.corrupt-1").read_bytes() == spoilt
         assert len(said) == 1
         assert "study.db could not be read (" in said[0]
-        assert "It is now study.db.corrupt-1" in said[0]
+        assert "It was renamed to study.db.corrupt-1" in said[0]
 
     def test_an_empty_file_is_filled(self, tmp_path, said):
         (tmp_path / "study.db").touch()
@@ -453,6 +432,7 @@ class TestAFileThatCannotBeRead:
     def test_in_the_middle_of_a_study(self, tmp_path, said):
         with mirror(tmp_path, said) as opened:
             opened.sync(records(60))
+            opened.flush()
             SPOILT["all but the header"](tmp_path / "study.db")
             opened.add("mup.r-1/0099", record(99))
             opened.flush()
@@ -463,6 +443,7 @@ class TestAFileThatCannotBeRead:
     def test_a_study_that_was_deleted_meanwhile_is_made_again(self, tmp_path, said):
         with mirror(tmp_path, said) as opened:
             opened.sync(records())
+            opened.flush()
             optuna.delete_study(study_name="gqa/mup.r-1", storage=f"sqlite:///{tmp_path}/study.db")
             opened.add("mup.r-1/0099", record(99))
             opened.flush()
@@ -489,12 +470,13 @@ class TestADatabaseThatIsNotToBeHadNow:
     def test_a_lock_is_waited_out(self, tmp_path, said):
         with mirror(tmp_path, said) as opened:
             opened.sync(records(4))
+            opened.flush()
             with self.locked(tmp_path):
                 for number in (97, 98, 99):
                     opened.add(f"mup.r-1/00{number}", record(number))
                     opened.flush()
             assert len(said) == 1
-            assert "study.db: database is locked. The study goes on" in said[0]
+            assert "study.db: database is locked. The study continues" in said[0]
             opened.flush()
         assert len(said) == 1
         assert_mirrored(tmp_path, records(4) | {f"mup.r-1/00{n}": record(n) for n in (97, 98, 99)})
@@ -535,6 +517,7 @@ class TestADatabaseThatIsNotToBeHadNow:
     def locked_until_closed(self, folder: Path, said: Said) -> Iterator[Mirror]:
         opened = mirror(folder, said)
         opened.sync(records(4))
+        opened.flush()
         with self.locked(folder):
             yield opened
             opened.close()
@@ -550,16 +533,18 @@ class TestADatabaseThatIsNotToBeHadNow:
         assert_mirrored(tmp_path, records(4))
 
     def test_a_limit_on_files_stands_for_a_full_disk(self, tmp_path, said):
-        content = records(400)
+        content = records(120)
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         with mirror(tmp_path, said) as opened:
             opened.sync(records(4))
+            opened.flush()
             try:
                 resource.setrlimit(
                     resource.RLIMIT_FSIZE, ((tmp_path / "study.db").stat().st_size + 8192, limit[1])
                 )
                 opened.sync(content)
+                opened.flush()
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, limit)
                 signal.signal(signal.SIGXFSZ, before)
@@ -581,9 +566,10 @@ class TestADatabaseThatIsNotToBeHadNow:
         ).returncode:
             pytest.skip("may not mount")
         try:
-            content = records(800)
+            content = records(300)
             with mirror(small, said) as opened:
                 opened.sync(content)
+                opened.flush()
                 assert "database or disk is full" in said[0]
                 subprocess.run(["mount", "-o", "remount,size=9m", small], check=True)
                 opened.flush()
@@ -598,31 +584,31 @@ KILLED = textwrap.dedent("""
     from pathlib import Path
     from mupscale.studies import storage
 
-    def loudly(*arguments, insert=storage._insert_rows):
+    def loudly(*arguments, insert=storage._Database.insert):
         print(flush=True)
         insert(*arguments)
 
-    storage._BATCH, storage._insert_rows = 3, loudly
+    storage._Database.insert = loudly
     with storage.Mirror(None, Path(sys.argv[1]), "gqa", "me", print, {}) as opened:
         opened.sync(json.loads(Path(sys.argv[2]).read_text()))
 """)
 
 
 def test_a_kill_in_the_middle_of_a_flush_loses_and_doubles_nothing(tmp_path, said):
-    content = records(300)
+    content = records(150)
     (tmp_path / "content.json").write_text(json.dumps(content))
     sizes = [0]
-    for batches in (2, 23):
+    for inserted in (2, 60):
         command = [sys.executable, "-c", KILLED, tmp_path, tmp_path / "content.json"]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
-            for _ in range(batches):
+            for _ in range(inserted):
                 process.stdout.readline()
             process.kill()
         with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
             sizes += connection.execute("SELECT count(*) FROM trials").fetchone()
     assert sizes == sorted(sizes)
-    assert 24 <= sizes[-1] < 300
+    assert 24 <= sizes[-1] < 150
     write(tmp_path, said, content)
     assert_mirrored(tmp_path, content)
     assert said == []
@@ -665,7 +651,7 @@ class TestURLs:
             ("redis://me:s3cr3t@host/0", "is not an SQL database"),
             ("study.log", "is not the URL of a database"),
             ("", "is not the URL of a database"),
-            ("nonsense://me:s3cr3t@host/x", "is not a database that is known here"),
+            ("nonsense://me:s3cr3t@host/x", "is not a known database"),
         ],
     )
     def test_what_is_refused_and_why(self, url, message, tmp_path, said):
@@ -745,6 +731,7 @@ class TestPostgreSQL:
     def test_a_server_that_goes_and_comes_back(self, server, tmp_path, said):
         with mirror(tmp_path, said, url=server.url) as opened:
             opened.sync(records(4))
+            opened.flush()
             server.stop()
             for number in (98, 99):
                 opened.add(f"mup.r-1/00{number}", record(number))

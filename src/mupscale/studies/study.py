@@ -4,6 +4,7 @@ again.
 
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -13,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from mupscale.engines import Engine, Outcome, Session, engine_named
 from mupscale.engines.jobs import TerminatedError, terminable
@@ -31,7 +32,7 @@ from mupscale.studies.cell_run import CellRun, Proposed, assignment, fingerprint
 from mupscale.studies.config import StudyConfig
 from mupscale.studies.names import inside
 from mupscale.studies.planning import check_plan, with_reading
-from mupscale.studies.storage import Mirror
+from mupscale.studies.storage import HURRY_SECONDS, Mirror
 from mupscale.studies.trainers import check_trainer, train
 from mupscale.studies.trials import TrialRecord
 
@@ -166,15 +167,13 @@ class Study:
                 )
             driver = _Driver(self, book, known, report or (lambda _: None), say)
             try:
-                with terminable():
+                with driver, terminable():
                     driver.run(engine)
             except KeyboardInterrupt as stop:
                 number = signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT
                 raise InterruptedJobsError(
                     number, len(book.results), driver.expected, str(self.folder)
                 ) from stop
-            finally:
-                driver.close()
         return driver.snapshot()
 
     def _engine(self) -> Engine:
@@ -266,9 +265,13 @@ class _Driver:
                     if not self._tried_again(outcome, session):
                         self._take(outcome)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the mirror, but not for long if the user is waiting for an error."""
         if self.mirror is not None:
-            self.mirror.close()
+            self.mirror.close(math.inf if kind is None else HURRY_SECONDS)
         (self.study.folder / STATUS).unlink(missing_ok=True)
 
     def _fill(self, session: Session) -> bool:
