@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from mupscale.errors import OptionError, UnknownNameError, UnreadableModelError
-from mupscale.reading import read
+from mupscale.planning import plan, planner
+from mupscale.reading import read, read_with_base, reader
+from mupscale.reading.running import follow
 from mupscale.reading.structure import bare_name
 
 # Each with key/value heads shared where the architecture can, and small enough to look at.
@@ -422,3 +424,25 @@ class TestPostNorms:
         )
         assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
         assert torch.equal(torch.get_rng_state(), state)
+
+
+class TestReadWithBase:
+    def test_a_plan_of_facts_equals_the_plan_of_the_models_and_reads_nothing(
+        self, build, monkeypatch
+    ):
+        model = build("llama", **SEPARATE["llama"])
+        base = build("llama", **SEPARATE["llama"] | {"hidden_size": 128})
+        expected = plan(model, base=base)
+        facts, base_facts = read_with_base(model, base)
+        monkeypatch.setattr(planner, "read", None)
+        monkeypatch.setattr(planner, "read_with_base", None)
+        assert plan(facts, base=base_facts) == expected
+
+    def test_each_model_is_followed_once(self, build, monkeypatch):
+        model, base = (build("gpt2", **FUSED["gpt2"] | {"n_embd": n}) for n in (256, 128))
+        followed = []
+        monkeypatch.setattr(
+            reader, "follow", lambda model, *rest: followed.append(model) or follow(model, *rest)
+        )
+        facts, base_facts = read_with_base(model, base)
+        assert (len(followed), facts.width, base_facts.width) == (2, 256, 128)

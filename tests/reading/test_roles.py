@@ -60,5 +60,5 @@ class TestEachRow:
     ],
 )
 def test_an_unknown_role_raises_an_error_that_names_it(use):
-    with pytest.raises(UnknownNameError, match="unknown role 'kee'. Did you mean 'key'"):
+    with pytest.raises(UnknownNameError, match=r"unknown role 'kee'\. Did you mean 'key'"):
         use("kee")

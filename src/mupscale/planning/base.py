@@ -10,7 +10,6 @@ from torch import nn
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError, UnreadableModelError
 from mupscale.reading import ModelFacts, ParameterFact, role_row
-from mupscale.reading.structure import class_of
 
 Base = nn.Module | ModelFacts | Mapping[str, int] | Any
 """A model (also on the meta device), what was read of one, a Hugging Face config, or {"width": 512,
@@ -21,7 +20,7 @@ DIMENSIONS = ("width", "depth", "r", "inner", "d_ff", "head_dim")
 
 
 def base_facts(
-    model: nn.Module, facts: ModelFacts, base: Base, read: Callable[[nn.Module], ModelFacts]
+    facts: ModelFacts, base: Base, read: Callable[[nn.Module], ModelFacts]
 ) -> ModelFacts:
     """What is known of the base. `read` reads a model with the user's own settings."""
     if isinstance(base, ModelFacts):
@@ -31,7 +30,7 @@ def base_facts(
     if isinstance(base, Mapping):
         return at_dimensions(facts, base)
     if hasattr(base, "model_type") and hasattr(base, "to_dict"):
-        return read(_from_config(class_of(model), base))
+        return read(_from_config(facts.architecture, base))
     raise OptionError(
         f"base={base!r} is not a base. Give the model that was tuned (also on the meta device), "
         "its Hugging Face "

@@ -12,13 +12,13 @@ from mupscale.planning.base import Base, base_facts
 from mupscale.planning.cautions import cautions
 from mupscale.planning.plan import Plan
 from mupscale.planning.values import Multipliers
-from mupscale.reading import Inputs, ModelFacts, Reading, read
-from mupscale.reading.structure import bare, bare_name, class_of
+from mupscale.reading import Inputs, ModelFacts, Reading, read, read_with_base
+from mupscale.reading.structure import bare, bare_name
 from mupscale.theory import DECAYS, Decay, Optimizer, Rule, optimizer_named, rule_named
 
 
 def plan(
-    model: nn.Module,
+    model: nn.Module | ModelFacts,
     *,
     base: Base,
     optimizer: str | Optimizer | type[torch.optim.Optimizer] | torch.optim.Optimizer = "adamw",
@@ -34,7 +34,7 @@ def plan(
     """What each parameter of a model gets, relative to the values tuned on `base`. The model is not
     changed.
 
-    model        any nn.Module, also on the meta device base         the model that was tuned (meta
+    model        any nn.Module, also on the meta device, or its facts base         the model that was tuned (meta
     will do), its Hugging Face config, or {"width": 512, "depth": 8} optimizer    adamw, adam, sgd,
     momentum, lion, muon, …; or its class, torch.optim.AdamW rule         sp, mup, complete-p,
     gqa-mup, the rule.json of a calibration, or a Rule decay        lr_coupled, independent or l2;
@@ -53,24 +53,12 @@ def plan(
         raise UnknownNameError("decay", decay, DECAYS)
     if multipliers not in get_args(Multipliers):
         raise UnknownNameError("choice for multipliers", multipliers, get_args(Multipliers))
-
-    def facts_of_base(other: nn.Module, like: ModelFacts | None = None) -> ModelFacts:
-        return read(other, reading=reading.fitting(_names(other)), like=like)
-
-    if isinstance(base, nn.Module) and base is not model:
-        # The base is small and often has weights, so it can be followed where the model itself
-        # cannot, and the reverse.
-        low = facts_of_base(base) if _can_lead(base) else None
-        facts = read(model, reading=reading, like=low)
-        low = low or facts_of_base(base, facts)
-    else:
-        facts = read(model, reading=reading)
-        low = facts if base is model else base_facts(model, facts, base, facts_of_base)
+    facts, low = _facts(model, base, reading)
     choices = PlanChoices(chosen, rule, decay or chosen.decay, reference_r, multipliers)
     assignment = ParameterAssignment(facts, low, choices)
     parameters = assignment.parameters()
     return Plan(
-        model=class_of(model).__name__,
+        model=facts.architecture.__name__,
         optimizer=chosen.name,
         rule=rule,
         decay=choices.decay,
@@ -86,11 +74,20 @@ def plan(
     )
 
 
-def _can_lead(base: nn.Module) -> bool:
-    """Whether a base is small and has weights, so that it runs on the CPU if it does not on the
-    meta device.
-    """
-    return not any(parameter.is_meta for parameter in base.parameters())
+def _facts(
+    model: nn.Module | ModelFacts, base: Base, reading: Reading
+) -> tuple[ModelFacts, ModelFacts]:
+    """The facts of a model and of its base; what was read already is not read again."""
+    if isinstance(model, nn.Module) and isinstance(base, nn.Module) and base is not model:
+        return read_with_base(model, base, reading=reading)
+    facts = model if isinstance(model, ModelFacts) else read(model, reading=reading)
+    if base is model:
+        return facts, facts
+
+    def read_base(other: nn.Module) -> ModelFacts:
+        return read(other, reading=reading.fitting(_names(other)), like=facts)
+
+    return facts, base_facts(facts, base, read_base)
 
 
 def _known(optimizer: object) -> Optimizer:

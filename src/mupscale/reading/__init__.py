@@ -1,7 +1,7 @@
 """Reading: what each parameter of a model is."""
 
 from mupscale.reading.facts import BlockFact, ModelFacts, ParameterFact
-from mupscale.reading.reader import read
+from mupscale.reading.reader import read, read_with_base
 from mupscale.reading.roles import BRANCH_OUTPUTS, NOT_DRAWN, ROLES, Kind, Role, RoleRow, role_row
 from mupscale.reading.running import run_once
 from mupscale.reading.saying import Inputs, Reading, TensorSpec
@@ -20,6 +20,7 @@ __all__ = [
     "RoleRow",
     "TensorSpec",
     "read",
+    "read_with_base",
     "role_row",
     "run_once",
 ]

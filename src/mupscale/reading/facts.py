@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torch import nn
+
 from mupscale.reading.roles import Role
 
 Made = Literal["drawn", "constant", "frozen", "unknown"]
@@ -86,6 +88,8 @@ class ModelFacts:
     """Every parameter of a model, by name, and what they have in common."""
 
     parameters: Mapping[str, ParameterFact]
+    architecture: type[nn.Module]
+    """The class of the model."""
     width: int
     depth: int
     heads: int | None = None

@@ -23,7 +23,7 @@ from mupscale.reading.roles import BRANCH_OUTPUTS, Role, role_row
 from mupscale.reading.running import follow
 from mupscale.reading.saying import Inputs, Reading
 from mupscale.reading.sharing import Sharing
-from mupscale.reading.structure import Entry, bare, entries
+from mupscale.reading.structure import Entry, bare, bare_name, class_of, entries
 from mupscale.reading.traces import TraceFailed
 from mupscale.reading.verdicts import MeasuredUse, Verdict, settle
 from mupscale.reading.vocabulary import matrix_role, outer_matrix_role
@@ -77,9 +77,26 @@ def read(
     others = like.parameters.values() if like is not None and like.followed else ()
     known: dict[str, Role] = {fact.template: fact.role for fact in others}
     chosen = _chosen(found, reading.roles)
-    return _Reader(
-        type(model).__name__, found, config, chosen, output, measured, failed, known
-    ).facts()
+    return _Reader(class_of(model), found, config, chosen, output, measured, failed, known).facts()
+
+
+def read_with_base(
+    model: nn.Module, base: nn.Module, *, reading: Reading | None = None
+) -> tuple[ModelFacts, ModelFacts]:
+    """The facts of a model and of its base, each read once; `mupscale.plan` takes them in place of
+    the models.
+
+    A base with weights can run on the CPU where the meta device fails, so it is read first and
+    stands in for a model that cannot be followed. Otherwise the model stands in for the base.
+    Patterns that match nothing in the base are left out there: it may lack layers of the model.
+    """
+    reading = reading or Reading()
+    fitting = reading.fitting([bare_name(name) for name, _ in bare(base).named_parameters()])
+    if any(parameter.is_meta for parameter in base.parameters()):
+        facts = read(model, reading=reading)
+        return facts, read(base, reading=fitting, like=facts)
+    base_facts = read(base, reading=fitting)
+    return read(model, reading=reading, like=base_facts), base_facts
 
 
 def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, str]:
@@ -107,7 +124,7 @@ def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass
 class _Reader:
-    model: str
+    architecture: type[nn.Module]
     found: Sequence[Entry]
     config: ConfigFacts
     chosen: Mapping[str, str]
@@ -118,6 +135,10 @@ class _Reader:
     """Why no forward pass could be followed."""
     known: Mapping[str, Role]
     """Roles by template, from the same model at another size."""
+
+    @property
+    def model(self) -> str:
+        return self.architecture.__name__
 
     def facts(self) -> ModelFacts:
         self.seen = None if self.measured is None else MeasuredUse(self.measured, self.found)
@@ -151,7 +172,7 @@ class _Reader:
         r = max((fact.repetitions for fact in facts.values()), default=1)
         kv_heads = config.kv_heads or (config.heads and config.heads // r)
         return ModelFacts(
-            facts, self.width, max(self.depths.values(), default=0), config.heads, kv_heads, config.head_dim,
+            facts, self.architecture, self.width, max(self.depths.values(), default=0), config.heads, kv_heads, config.head_dim,
             final_gain, final_norm, readout_multiplier=self._readout_multiplier(tied), not_followed=self.failed,
             settings=config.settings, readout_module=self._readout_module(facts),
             tied_table=self.tokens.name if tied and self.tokens is not None else None,

@@ -113,8 +113,8 @@ ROLE_ROWS: Mapping[Role, RoleRow] = {  # in the order of every table that lists 
 }
 # fmt: on
 
-BRANCH_OUTPUTS = _roles(*(role for role in ROLES if ROLE_ROWS[role].ends_branch))
-NOT_DRAWN = _roles(*(role for role in ROLES if ROLE_ROWS[role].start != "drawn"))
+BRANCH_OUTPUTS = frozenset(role for role in ROLES if ROLE_ROWS[role].ends_branch)
+NOT_DRAWN = frozenset(role for role in ROLES if ROLE_ROWS[role].start != "drawn")
 
 
 def role_row(role: str) -> RoleRow:
