@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mupscale.analysis import Slope, fit_slope, judge_flatness
+from mupscale.analysis import Estimate, Slope, fit_slope, judge_flatness
+from mupscale.analysis.verdicts import judge_drift
 from mupscale.errors import OptionError
 
 X = np.array([1, 2, 3, 4, 6, 12], dtype=float)
@@ -173,3 +174,38 @@ def _typical(draw) -> tuple[float, float]:
 def test_wrong_options_are_named_with_the_fix(options, message):
     with pytest.raises(OptionError, match=message):
         judge_flatness(slope(0.0, 0.1), **options)
+
+
+class TestDrift:
+    """ "Still" is an equivalence statement: the interval bounds the movement over the family."""
+
+    @pytest.mark.parametrize(
+        ("low", "high", "movement"),
+        [
+            (-0.1, 0.1, "still"),
+            (0.02, 0.1, "still"),  # zero is excluded, but the movement is bounded
+            (-0.1, 0.3, "no significant drift"),
+            (0.02, 0.3, "moves"),
+            (-0.3, -0.02, "moves"),
+            (-0.1, math.inf, "unknown"),
+        ],
+    )
+    def test_the_bound_comes_before_zero(self, low, high, movement):
+        judged = judge_drift(Estimate((low + high) / 2, low, high), doublings=3)
+        assert judged.movement == movement
+        assert judged.sentence.startswith(f"{movement}: ")
+
+    def test_the_bound_is_half_an_octave_over_the_whole_family(self):
+        drift = Estimate(0.0, -0.1, 0.1)
+        assert judge_drift(drift, 4.99).movement == "still"
+        assert judge_drift(drift, 5.01).movement == "no significant drift"
+
+    def test_every_bounded_verdict_states_the_definition(self):
+        for high in (0.1, 0.3):
+            for low in (-0.1, 0.05):
+                sentence = judge_drift(Estimate(0.08, low, high), 3).sentence
+                assert f"up to {3 * high:.2f} octaves" in sentence
+                assert "(still means less than 0.5)" in sentence
+
+    def test_no_drift_is_unknown(self):
+        assert judge_drift(None, 3).movement == "unknown"

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from mupscale.analysis import Estimate, Measurement, Member, analyse
+from mupscale.analysis.verdicts import judge_drift
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.paper import EXPERIMENTS, experiment_named
 from mupscale.paper.horizon import seen_over_r, to_target
-from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, moved, movement
+from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words
 from mupscale.paper.weight_decay import drift_over_sizes, further, variance_lines, with_weak_decay
 from mupscale.studies import Study
 from tests.paper.made_runs import SEEDS, curve_runs, seen_over
@@ -209,7 +210,7 @@ def test_every_experiment_of_the_list_is_there() -> None:
 def test_a_rule_without_an_optimum_is_said() -> None:
     nothing = SweepFinding(analyse([]), [])
     assert drift_words(nothing, "sp") == "sp: no optimum found"
-    assert moved(nothing, "sp") == "unknown"
+    assert nothing.analysis.drift_verdict("sp").movement == "unknown"
 
 
 @pytest.mark.parametrize(("step", "found"), [(0.0, "still"), (0.4, "moves")])
@@ -218,12 +219,12 @@ def test_nothing_is_said_of_movement_where_part_of_the_family_has_no_optimum(
 ) -> None:
     """At r = 12 the best rate lies beyond all that were tried."""
     whole = seen_over("r", (1, 2, 4, 12), {"mup": lambda x: -6.5 + step * x})
-    assert moved(whole, "mup") == found
+    assert whole.analysis.drift_verdict("mup").movement == found
     seen = seen_over("r", (1, 2, 4, 12), {"mup": lambda x: -6.5 + step * x if x <= 2 else -1})
     transfer = seen.transfer("mup")
     assert transfer is not None
-    assert movement(transfer.drift, math.log2(12)) == found
-    assert moved(seen, "mup") == "unknown"
+    assert judge_drift(transfer.drift, math.log2(12)).movement == found
+    assert seen.analysis.drift_verdict("mup").movement == "unknown"
     assert "(3 of 4 models have an optimum)" in drift_words(seen, "mup")
 
 

@@ -21,6 +21,7 @@ from mupscale.analysis.measurements import Measurement, Member
 from mupscale.analysis.optima import Optimum, Spread, fit_optimum
 from mupscale.analysis.surfaces import Surface, fit_surface
 from mupscale.analysis.timescales import tau_epoch
+from mupscale.analysis.verdicts import DriftVerdict, judge_drift
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,21 @@ class StudyAnalysis:
     variances: Mapping[str, tuple[VarianceRow, ...]]
     'By what stands for the optimum: "fitted", or "lowest", the run with the lowest loss.'
     confidence: float
+
+    def drift_verdict(self, rule: str) -> DriftVerdict:
+        """Whether the optimum moves over all models of the family.
+
+        Unknown while some of them have no optimum: those that have one are not a fair sample.
+        """
+        transfer = next((one for one in self.transfers if one.rule == rule), None)
+        positions = [one.member.position for one in self.cells if one.rule == rule]
+        if transfer is None or len(positions) < 2:
+            return DriftVerdict("unknown", "unknown: fewer than two models were run")
+        if len(transfer.members) < len(positions):
+            some = f"{len(transfer.members)} of {len(positions)} models have an optimum"
+            return DriftVerdict("unknown", f"unknown: only {some}")
+        known = [position for position in positions if position]
+        return judge_drift(transfer.drift, math.log2(max(known) / min(known)) if known else 0.0)
 
     def cell(self, rule: str, label: str) -> CellAnalysis | None:
         return next(

@@ -1,4 +1,8 @@
-"""Is a slope flat? Pass, fail, or inconclusive with the number of seeds that would settle it."""
+"""Verdicts: is a slope flat, and does an optimum stay where it is over a family of models?
+
+Both are equivalence statements: the whole interval must lie within a stated bound. An interval that
+merely contains zero shows nothing, since noise alone makes intervals wide.
+"""
 
 import math
 from dataclasses import dataclass
@@ -6,6 +10,7 @@ from typing import Literal
 
 from scipy.special import ndtr
 
+from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.slopes import Slope, t_quantile
 from mupscale.errors import OptionError
 
@@ -15,6 +20,51 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 SEEDS_LIMIT = 100
 # The chance at which more seeds are said to settle it: the usual power of a planned experiment.
 POWER = 0.8
+
+
+Movement = Literal["still", "moves", "no significant drift", "unknown"]
+
+STILL_OCTAVES = 0.5
+"""An optimum that moves by less than this over a whole family is still. It is the paper's finest
+grid: a smaller move would not have changed the rate that the paper reports.
+"""
+
+
+@dataclass(frozen=True)
+class DriftVerdict:
+    """Whether an optimum moves over a family, with the definition of that word in `sentence`."""
+
+    movement: Movement
+    sentence: str
+
+
+def judge_drift(drift: Estimate | None, doublings: float) -> DriftVerdict:
+    """Judge a drift in octaves per doubling, over a family that spans this many doublings.
+
+    still                 the interval bounds the whole movement below `STILL_OCTAVES`
+    moves                 not still, and the interval excludes zero
+    no significant drift  not still, and the interval contains zero
+    unknown               there is no bounded interval
+
+    "still" comes first: a tiny drift that is known precisely excludes zero and is still.
+
+    >>> judge_drift(Estimate(0.0, -0.1, 0.1), 3).sentence
+    'still: over 3 doublings it may move by up to 0.30 octaves (still means less than 0.5)'
+    >>> [judge_drift(one, 3).movement for one in (Estimate(-0.3, -0.4, -0.2), Estimate(0, -1, 1))]
+    ['moves', 'no significant drift']
+    """
+    if drift is None or not drift.bounded:
+        return DriftVerdict("unknown", "unknown: the runs do not bound its drift")
+    most = max(abs(drift.low), abs(drift.high)) * doublings
+    movement, why = "no significant drift", "the interval contains zero, but "
+    if most < STILL_OCTAVES:
+        movement, why = "still", ""
+    elif drift.excludes(0):
+        movement, why = "moves", "the interval excludes zero, and "
+    reach = f"over {doublings:.2g} doublings it may move by up to {most:.2f} octaves"
+    return DriftVerdict(
+        movement, f"{movement}: {why}{reach} (still means less than {STILL_OCTAVES})"
+    )
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ enough.
 
 from collections.abc import Iterator, Mapping
 
+from mupscale.analysis.verdicts import Movement
 from mupscale.paper.experiment import Claim, Verdict
-from mupscale.paper.sweeps import Movement, Sweep, SweepFinding, drift_words, moved
+from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words
 
 BETAS: Mapping[str, tuple[str, Movement]] = {
     "beta-1": ("1", "moves"),
@@ -25,13 +26,14 @@ class Depth(Sweep):
 
     def claims(self, seen: SweepFinding) -> Iterator[Claim]:
         for rule, (beta, expected) in BETAS.items():
-            found = moved(seen, rule)
-            verdict: Verdict = "agrees" if found == expected else "disagrees"
-            if found == "unknown":
-                verdict = "cannot be decided at this scale"
+            judged = seen.analysis.drift_verdict(rule)
+            verdict: Verdict = "cannot be decided at this scale"
+            if judged.movement in ("moves", "still"):
+                verdict = "agrees" if judged.movement == expected else "disagrees"
             holds = "holds still over depth" if expected == "still" else "moves with depth"
             says = f"With residual branches scaled by β = {beta}, the best rate {holds}"
-            yield Claim(self.name, says, drift_words(seen, rule), seen.count(rule), verdict)
+            words = f"{drift_words(seen, rule)}; {judged.sentence}"
+            yield Claim(self.name, says, words, seen.count(rule), verdict)
 
 
 EXPERIMENT = Depth()

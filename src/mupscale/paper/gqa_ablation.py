@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mupscale.analysis.families import Regret
 from mupscale.paper.experiment import Claim, Verdict
-from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, moved, with_ends
+from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
 
 RULES = ("sp", "mup", "complete-p", "gqa-mup")
 
@@ -27,11 +27,12 @@ class GqaAblation(Sweep):
             yield f"  {rule:<11} mean {with_ends(transfer.mean)}  sd {with_ends(transfer.sd)}{given_up}"
 
     def claims(self, seen: SweepFinding) -> Iterator[Claim]:
+        judged = seen.analysis.drift_verdict("mup")
         yield self._claim(
             "Under vanilla μP the best rate shifts with r",
-            drift_words(seen, "mup"),
+            f"{drift_words(seen, 'mup')}; {judged.sentence}",
             seen.count("mup"),
-            {"moves": "agrees", "still": "disagrees"}.get(moved(seen, "mup")),
+            {"moves": "agrees", "still": "disagrees"}.get(judged.movement),
         )
         yield self._narrower(seen)
         yield self._factor_alone(seen)

@@ -1,6 +1,5 @@
 """Experiments that are studies: run like any other, with the paper's figures and claims on top."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -150,40 +149,6 @@ class Sweep(Experiment):
     @abstractmethod
     def claims(self, seen: SweepFinding) -> Iterator[Claim]:
         """The paper's claims beside what these runs say."""
-
-
-Movement = str
-"""One of "moves", "still" and "unknown"."""
-
-HALF_POWER = 0.5
-"""Octaves: the paper's finest grid. What moves less than this over a whole family counts as
-still.
-"""
-
-
-def movement(drift: Estimate | None, doublings: float) -> Movement:
-    """Whether an optimum moves over a family of so many doublings, as far as the interval of its
-    drift tells.
-
-    >>> movement(Estimate(-0.3, -0.4, -0.2), 3), movement(Estimate(0.0, -0.1, 0.1), 3), movement(Estimate(0, -1, 1), 3)
-    ('moves', 'still', 'unknown')
-    """
-    if drift is None or not drift.bounded:
-        return "unknown"
-    if max(abs(drift.low), abs(drift.high)) * doublings < HALF_POWER:
-        return "still"
-    return "moves" if drift.excludes(0) else "unknown"
-
-
-def moved(seen: SweepFinding, rule: str) -> Movement:
-    """Over all that was run; unknown where some of the family have no optimum: those left are no
-    fair choice.
-    """
-    transfer, cells = seen.transfer(rule), seen.cells(rule)
-    positions = [cell.member.position for cell in cells if cell.member.position]
-    if transfer is None or len(positions) < 2 or len(transfer.members) < len(cells):
-        return "unknown"
-    return movement(transfer.drift, math.log2(max(positions) / min(positions)))
 
 
 def drift_words(seen: SweepFinding, rule: str) -> str:

@@ -5,8 +5,8 @@ says so.
 from dataclasses import dataclass
 from typing import Literal
 
-from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import CellAnalysis, Comparison, Regret, RuleTransfer, StudyAnalysis
+from mupscale.analysis.verdicts import DriftVerdict, Movement
 from mupscale.reports.page.data import PageData
 from mupscale.reports.page.words import (
     AXES,
@@ -15,11 +15,16 @@ from mupscale.reports.page.words import (
     listed,
     many,
     power,
-    signed,
     with_interval,
 )
 
 Tone = Literal["still", "moves", "open"]
+_TONES: dict[Movement, tuple[Tone, str]] = {
+    "still": ("still", "the best rate stays still"),
+    "moves": ("moves", "the best rate moves"),
+    "no significant drift": ("open", "no significant drift, but not shown to be still"),
+    "unknown": ("open", "these runs do not show whether it transfers"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,9 @@ def _lead(data: PageData, sayings: tuple[Saying, ...]) -> tuple[str, ...]:
     if by_tone["moves"]:
         parts.append(f"under {listed(by_tone['moves'])} the best rate moves with {axis}")
     if by_tone["still"]:
-        parts.append(
-            f"under {listed(by_tone['still'])} no movement of the best rate with {axis} is told "
-            "from noise"
-        )
+        parts.append(f"under {listed(by_tone['still'])} the best rate stays still over {axis}")
     if by_tone["open"] and len(sayings) > len(by_tone["open"]):
-        parts.append(f"under {listed(by_tone['open'])} the runs cannot tell")
+        parts.append(f"under {listed(by_tone['open'])} these runs do not decide it")
     text = so_far + "; ".join(parts)
     return (text[:1].upper() + text[1:] + ".",) if parts else (_single(data, so_far),)
 
@@ -122,26 +124,18 @@ def _saying(transfer: RuleTransfer, analysis: StudyAnalysis) -> Saying:
     cells = [
         cell for cell in analysis.cells if cell.rule == transfer.rule and cell.lowest is not None
     ]
-    tone, verdict = _verdict(transfer, _axis(analysis))
+    judged = analysis.drift_verdict(transfer.rule)
+    tone, verdict = _TONES[judged.movement]
     lines = [
         line
         for line in (
             _where(transfer, cells, analysis),
-            _drift(transfer, analysis),
+            _drift(transfer, analysis, judged),
             _costs(transfer),
         )
         if line
     ]
     return Saying(tone, transfer.rule, verdict, tuple(lines))
-
-
-def _verdict(transfer: RuleTransfer, axis: str) -> tuple[Tone, str]:
-    drift = transfer.drift
-    if drift is None or not drift.bounded:
-        return "open", "whether it transfers cannot be told from these runs"
-    if drift.excludes(0):
-        return "moves", f"the best rate {'rises' if drift.value > 0 else 'falls'} with {axis}"
-    return "still", f"no movement with {axis} is told from noise"
 
 
 def _where(transfer: RuleTransfer, cells: list[CellAnalysis], analysis: StudyAnalysis) -> str:
@@ -162,14 +156,11 @@ def _where(transfer: RuleTransfer, cells: list[CellAnalysis], analysis: StudyAna
     )
 
 
-def _drift(transfer: RuleTransfer, analysis: StudyAnalysis) -> str:
-    drift = transfer.drift
-    if drift is None:
+def _drift(transfer: RuleTransfer, analysis: StudyAnalysis, judged: DriftVerdict) -> str:
+    if transfer.drift is None:
         return _too_few(transfer)
-    text = f"Drift {with_interval(drift)} octaves for each doubling of {_axis(analysis)}"
-    if not drift.bounded or drift.excludes(0):
-        return f"{text}."
-    return f"{text}: zero is inside the interval, and so is a drift of {signed(_furthest(drift))}."
+    drift = f"{with_interval(transfer.drift)} octaves per doubling of {_axis(analysis)}"
+    return f"Drift {drift} ({judged.sentence})."
 
 
 def _too_few(transfer: RuleTransfer) -> str:
@@ -180,10 +171,6 @@ def _too_few(transfer: RuleTransfer) -> str:
             f"Only {transfer.members[0].label} has an optimum: nothing can be said of other models."
         )
     return "The models stand on no common axis, so that there is no drift to give; the spread is above."
-
-
-def _furthest(drift: Estimate) -> float:
-    return drift.low if abs(drift.low) > abs(drift.high) else drift.high
 
 
 def _costs(transfer: RuleTransfer) -> str:
