@@ -58,6 +58,8 @@ def test_a_rule_that_is_asked_for_may_be_worse():
 def test_rules_are_compared_on_the_members_that_all_have():
     cells = (*CELLS[:2], CELLS[2])  # b was not finished on the large model, whose loss is lower
     assert choose(analysis({"a": 0.0, "b": 0.0}, cells=cells), None)[0] == "a"
+    # a was not finished on the large model: over all of its own models, b would have less loss.
+    assert choose(analysis({"a": 0.0, "b": 0.0}, cells=(CELLS[0], *CELLS[2:])), None)[0] == "a"
 
 
 def test_what_is_asked_for_is_taken_if_it_was_swept():

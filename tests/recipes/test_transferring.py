@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -183,9 +184,10 @@ def test_a_study_that_does_not_tell_is_inconclusive(tmp_path, change, reason):
     json.loads(recipe.to_json())
 
 
-def test_one_model_alone_says_that_transfer_was_not_measured(tmp_path):
+def alone(folder, seeds=(1,)):
+    """A study of one model."""
     config = {
-        "name": "alone", "rules": ["mup"], "seeds": [1], "space": {"lr": [2**-8, 2**-4]},
+        "name": "alone", "rules": ["mup"], "seeds": list(seeds), "space": {"lr": [2**-8, 2**-4]},
         "model": dataclasses.asdict(BASE) | {"n_kv_heads": 4, "d_ff": 128}, "data": {"sequence": 64},
         "search": {"method": "grid"}, "length": {"steps": 100, "batch": 4},
     }  # fmt: skip
@@ -194,19 +196,30 @@ def test_one_model_alone_says_that_transfer_was_not_measured(tmp_path):
         {
             "cell": "mup",
             "rule": "mup",
-            "seed": 1,
+            "seed": seed,
             "params": {"lr": 2**x},
-            "loss": y,
+            "loss": y + 0.01 * seed,
             "steps": 100,
             "tokens": 25600,
         }
+        for seed in seeds
         for x, y in points
     ]
-    recipe = mu.transfer(written(tmp_path, config, trials), to=TINY)
+    return written(folder, config, trials)
+
+
+def test_one_model_alone_says_that_transfer_was_not_measured(tmp_path):
+    recipe = mu.transfer(alone(tmp_path), to=TINY)
     assert recipe.log2_lr.value == pytest.approx(-5.8, abs=0.1)
     assert "Transfer itself was not measured" in recipe.to_text()
     assert any("rests on the rule alone" in risk for risk in recipe.risks)
-    assert any("1 seed only" in risk for risk in recipe.risks)
+
+
+@pytest.mark.parametrize(("seeds", "few"), [((1,), True), ((1, 2), True), ((1, 2, 3), False)])
+def test_fewer_than_three_seeds_are_a_risk(tmp_path, seeds, few):
+    recipe = mu.transfer(alone(tmp_path, seeds), to=TINY)
+    warned = [risk for risk in recipe.risks if re.match(rf"{len(seeds)} seeds? only", risk)]
+    assert bool(warned) == few
 
 
 def own(folder, **changes):
