@@ -1,28 +1,18 @@
-"""Tune small, train big: scaling rules for transformers, grouped-query attention included.
+"""Tune a small model, train the large one: scaling rules for transformers, including grouped-query
+attention.
 
     import mupscale as mu
     print(mu.derive(mu.theory.KeyValue("n", "r"), "adamw"))
 
-Names are loaded when they are used, so that importing mupscale costs nothing beyond torch.
+Names are loaded on first use, so that importing mupscale costs nothing beyond torch.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mupscale import (
-        analysis,
-        checks,
-        engines,
-        norms,
-        optim,
-        planning,
-        reading,
-        recipes,
-        studies,
-        targets,
-        theory,
-    )
+    from mupscale import analysis, checks, engines, norms, optim, planning  # isort: skip
+    from mupscale import reading, recipes, studies, targets, theory  # isort: skip
     from mupscale.checks import coordinate_check
     from mupscale.errors import MupscaleError
     from mupscale.norms import expected_operator_norm, repeat, rms_operator_norm, spectral_norm
@@ -35,76 +25,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME_OF = {
-    "MupscaleError": "errors",
-    "Plan": "planning",
-    "Reading": "reading",
-    "Recipe": "recipes",
-    "Rule": "theory",
-    "Scaling": "theory",
-    "Study": "studies",
-    "coordinate_check": "checks",
-    "derive": "theory",
-    "expected_operator_norm": "norms",
-    "plan": "planning",
-    "proxy": "targets",
-    "read": "reading",
-    "repeat": "norms",
-    "rms_operator_norm": "norms",
-    "spectral_norm": "norms",
-    "transfer": "recipes",
-}
-_ROOMS = (
-    "analysis",
-    "checks",
-    "engines",
-    "norms",
-    "optim",
-    "planning",
-    "reading",
-    "recipes",
-    "studies",
-    "targets",
-    "theory",
-)
-
+# fmt: off
 __all__ = [
-    "MupscaleError",
-    "Plan",
-    "Reading",
-    "Recipe",
-    "Rule",
-    "Scaling",
-    "Study",
-    "analysis",
-    "checks",
-    "coordinate_check",
-    "derive",
-    "engines",
-    "expected_operator_norm",
-    "norms",
-    "optim",
-    "plan",
-    "planning",
-    "proxy",
-    "read",
-    "reading",
-    "recipes",
-    "repeat",
-    "rms_operator_norm",
-    "spectral_norm",
-    "studies",
-    "targets",
-    "theory",
-    "transfer",
+    "MupscaleError", "Plan", "Reading", "Recipe", "Rule", "Scaling", "Study", "analysis", "checks",
+    "coordinate_check", "derive", "engines", "expected_operator_norm", "norms", "optim", "plan",
+    "planning", "proxy", "read", "reading", "recipes", "repeat", "rms_operator_norm",
+    "spectral_norm", "studies", "targets", "theory", "transfer",
 ]
+_HOMES = {
+    "checks": ["coordinate_check"],
+    "errors": ["MupscaleError"],
+    "norms": ["expected_operator_norm", "repeat", "rms_operator_norm", "spectral_norm"],
+    "planning": ["Plan", "plan"],
+    "reading": ["Reading", "read"],
+    "recipes": ["Recipe", "transfer"],
+    "studies": ["Study"],
+    "targets": ["proxy"],
+    "theory": ["Rule", "Scaling", "derive"],
+}
+# fmt: on
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    for room, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"mupscale.{room}"), name)
+    if name in __all__:
         return importlib.import_module(f"mupscale.{name}")
-    if name in _HOME_OF:
-        return getattr(importlib.import_module(f"mupscale.{_HOME_OF[name]}"), name)
     raise AttributeError(f"module 'mupscale' has no attribute {name!r}")
 
 

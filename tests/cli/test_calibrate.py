@@ -37,7 +37,7 @@ def test_it_says_the_cost_then_runs_then_writes_a_rule_that_plan_and_check_take(
     status, out, err = run(capsys, proxy(0.002), "--repetitions", "1,4,16", "--output", "runs/c")
     assert status == 0
     assert err.index("to run: 9 cells, 243 runs") < err.index("proxy-base")
-    assert "optimum still over r: γ = 0." in out
+    assert "optimum constant over r: γ = 0." in out
     assert json.loads(Path("runs/c/rule.json").read_text())["evidence"]["question"] == "still"
     assert (
         main(
@@ -65,7 +65,7 @@ def test_a_calibration_that_was_begun_answers_the_other_question_without_running
 def test_runs_that_do_not_bound_gamma_write_no_rule_and_say_what_would(proxy, capsys):
     status, out, _ = run(capsys, proxy(0.02), "--repetitions", "1,4", "--output", "runs/c")
     assert status == 3
-    assert "No rule is written" in out
+    assert "No rule was written" in out
     assert "more seeds" in out.lower() or "no optimum" in out
     assert not Path("runs/c/rule.json").exists()
 
@@ -93,7 +93,7 @@ def test_exponents_below_zero_are_no_option(proxy, capsys, arguments):
     [
         (["--gammas", "--lr"], "--gammas '--lr' is not a list of numbers"),
         (["--gammas", "a,b"], "not a list of numbers"),
-        (["--repetitions", "1,2.5"], "not a whole number"),
+        (["--repetitions", "1,2.5"], "not a list of whole numbers"),
         (["--repetitions", "1,7"], "does not divide"),
         (["--rule", "none.json"], "mupscale calibrate writes one"),
         (["nowhere.toml"], "nowhere.toml"),

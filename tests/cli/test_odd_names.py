@@ -33,7 +33,10 @@ std = 0.1
 function = "{name}:train"
 target = "{name}:build"
 """
-CHECK = "--vary width=32,64,128 --seeds 6 --steps 1 --batch 2 --sequence 32 --tolerance 0.35 --workers 0 --json --output "
+CHECK = (
+    "--vary width=32,64,128 --seeds 6 --steps 1 --batch 2 --sequence 32 --tolerance 0.35 "
+    "--workers 0 --json --output "
+)
 
 
 @pytest.fixture(scope="module")

@@ -216,7 +216,7 @@ def test_a_calibration_that_was_begun_has_its_reading(capsys, here):
         (here / "begun" / part / "study.toml").write_text(STUDY.format(name=copied(here)))
     status, _, err = run(capsys, "calibrate", "begun", "--role", f"{KNOB}=gain")
     assert status == 2
-    assert "it has its settings" in err
+    assert "keeps its settings" in err
 
 
 def test_the_plan_of_a_command_is_json_with_the_reading(capsys, here):

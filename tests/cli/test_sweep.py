@@ -100,7 +100,7 @@ def test_without_a_file_the_quick_study_is_shown(capsys):
 def test_all_diverged_is_status_1_and_no_recommendation(study, capsys):
     status, out, _ = run(capsys, study("diverging"), "--output", "runs/a", "--method", "grid")
     assert status == 1
-    assert "no optimum to recommend" in out
+    assert "there is no optimum" in out
 
 
 def test_a_study_in_which_all_fails_is_status_1_with_the_reason(study, capsys):

@@ -117,7 +117,10 @@ def test_one_trial_is_inconclusive(tmp_path, capsys):
 
 
 def test_help_loads_nothing_heavy():
-    code = "from mupscale.cli import main; main(['transfer', '--help']); import sys; print('torch' in sys.modules)"
+    code = (
+        "from mupscale.cli import main; main(['transfer', '--help']); "
+        "import sys; print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("False")
     assert "Example: mupscale transfer runs/gqa --to llama-3-8b" in done.stdout

@@ -5,7 +5,8 @@ import math
 
 def train(trial):
     x = math.log2(trial.lr)
-    return {"loss": 2 + 0.05 * (x + 6.2) ** 2 + 0.004 * math.sin(50 * x + trial.seed), "tokens": 1000}
+    noise = 0.004 * math.sin(50 * x + trial.seed)
+    return {"loss": 2 + 0.05 * (x + 6.2) ** 2 + noise, "tokens": 1000}
 
 def diverging(trial):
     return math.nan

@@ -1,19 +1,28 @@
 """`mupscale calibrate`."""
 
-import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from mupscale.cli.reading import ReadingFlags
+from mupscale.cli.console import print_json
+from mupscale.cli.flags import (
+    EngineFlags,
+    Json,
+    ReadingFlags,
+    SearchFlags,
+    Settings,
+    Switch,
+    flag_group,
+    numbers,
+)
 from mupscale.cli.study_progress import live
-from mupscale.cli.sweep import What, Where, study_settings
-from mupscale.cli.theory import Json
+from mupscale.cli.sweep import study_settings
 from mupscale.errors import OptionError
+from mupscale.text import show, text_table
 
 if TYPE_CHECKING:
     from mupscale.analysis.estimates import Estimate
@@ -22,24 +31,25 @@ if TYPE_CHECKING:
     from mupscale.theory.rule_files import CalibrationEvidence
 
 INCONCLUSIVE = 3
-_ASKED = {"still": "optimum still over r", "loss": "lowest loss"}
+_QUESTIONS = {"still": "optimum constant over r", "loss": "lowest loss"}
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Tried:
-    """What is tried, where no file says it or another value is wanted."""
+@flag_group
+class CalibrationFlags:
+    """What a calibration searches; each overrides the file."""
 
     gammas: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None
-    "Exponents of ((1 + sqrt(r))/2)^gamma (default: -1,0,1,2)."
+    "Exponents gamma of the factor ((1 + sqrt(r))/2)^gamma to try (default: -1,0,1,2)."
     repetitions: str | None = None
-    "Values of r, the base's first; three that the heads allow unless given."
+    """Values of r, query heads per key/value head, with the base's first (default: three that the
+    number of heads allows).
+    """
     rule: str | None = None
-    "Whose other choices are kept: gqa-mup unless the file or this says otherwise."
+    "The scaling rule, apart from that factor (default: the file's, or gqa-mup)."
     seeds: str | None = None
-    "Of weights and batches, 42,43,44."
+    "Seeds for weights and batches, such as 42,43,44 (default: the file's)."
     lr: str | None = None
-    "Range of the base rate, 2^-8,2^-4."
+    "Range of the base learning rate, such as 2^-8,2^-4 (default: the file's)."
 
     @property
     def given(self) -> bool:
@@ -50,23 +60,23 @@ def calibrate(
     study: Path | None = None,
     /,
     *,
-    tried: Tried = Tried(),  # noqa: B008
-    where: Where = Where(),  # noqa: B008
+    search: CalibrationFlags = CalibrationFlags(),  # noqa: B008
+    where: EngineFlags = EngineFlags(),  # noqa: B008
     question: Literal["still", "loss"] = "still",
-    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
+    settings: Settings = (),
     reading: ReadingFlags = ReadingFlags(),  # noqa: B008
     output: Path | None = None,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: Switch = False,
     as_json: Json = False,
 ) -> int:
-    """Measure which factor the rate of shared key/value heads needs on your own proxy, and write it
-    as a rule.
+    """Measure on your own proxy which learning-rate factor shared key/value heads need, and write
+    it as a rule.
 
-    At the base's r and at some more, each exponent gamma gets a search over the learning rate. Then
-    rule.json says which gamma keeps the optimum still over r, or gives the lowest loss, with its
-    interval; every --rule takes it. Interrupt it at any time, and run the same command again.
+    For each exponent gamma and each r (query heads per key/value head), it searches the learning
+    rate. Then rule.json holds the best gamma with its interval, and every --rule accepts it. You
+    can interrupt it at any time. Run the same command again to continue.
 
-    Exit status: 0, or 3 if the runs do not bound gamma: then no rule is written.
+    Exit status: 0, or 3 if the runs do not bound gamma, and then no rule is written.
 
     Example: mupscale calibrate --dry-run
 
@@ -77,93 +87,83 @@ def calibrate(
     Parameters
     ----------
     study
-        A TOML file as for mupscale sweep, or the folder of a study or of a calibration that was
-        begun. Without it, the small reference model.
+        A TOML file as for mupscale sweep, or the folder of a study or a calibration that has begun
+        (default: a small reference study).
     question
-        still: gamma keeps the optimal learning rate where it is at the base's r. loss: gamma gives
-        the lowest loss.
-    settings
-        Any setting of a run over the file, dotted: --length.steps 300 is short for --set
-        length.steps=300.
+        What gamma should do: keep the optimal learning rate the same at every r (still), or give
+        the lowest loss (loss).
     output
-        Folder of the two studies and of rule.json; runs/calibrate/NAME unless given.
+        Folder for the two studies and rule.json (default: runs/calibrate/NAME).
     dry_run
-        Say what would be run, and stop.
+        Print what would run, then exit.
     """
     from mupscale.recipes.calibrating import answers, calibrated_rule
     from mupscale.theory.rule_files import write_rule
 
-    made, folder = _made(study, tried, where, settings, reading, output)
-    print(_cost(made), file=sys.stdout if dry_run else sys.stderr)
+    calibration, folder = _calibration(study, search, where, settings, reading, output)
+    print(_cost(calibration), file=sys.stdout if dry_run else sys.stderr)
     if dry_run:
         return 0
-    for part in made.studies(folder):
-        with live(part) as show:
-            part.run(report=show.report, remark=show.remark)
-    found = answers(folder)
-    written = calibrated_rule(made, found, question)
+    for part in calibration.studies(folder):
+        with live(part) as progress:
+            part.run(report=progress.report, remark=progress.remark)
+    result = answers(folder)
+    written = calibrated_rule(calibration, result, question)
     path = folder / "rule.json"
     if written is not None:
         write_rule(path, *written)
     evidence = written[1] if written else None
-    print(_json(found, evidence, path) if as_json else _text(found, question, evidence, path))
+    if as_json:
+        print_json(_content(result, evidence, path))
+    else:
+        show(_text(result, question, evidence, path))
     return 0 if written else INCONCLUSIVE
 
 
-def _made(
+def _calibration(
     study: Path | None,
-    tried: Tried,
-    where: Where,
+    search: CalibrationFlags,
+    where: EngineFlags,
     settings: tuple[str, ...],
     reading: ReadingFlags,
     output: Path | None,
 ) -> "tuple[Calibration, Path]":
-    """What is run, and where."""
+    """What to run, and its folder."""
     from mupscale.recipes.calibrating import GAMMAS, Calibration, calibration, is_calibration
 
-    begun = study is not None and study.is_dir()
-    if study is not None and begun and is_calibration(study):
-        if tried.given or settings or reading.given or output is not None:
+    if study is not None and study.is_dir() and is_calibration(study):
+        if search.given or settings or reading.given or output is not None:
             raise OptionError(
-                f"{study} is a calibration that was begun: it has its settings. Leave other "
-                "options out."
+                f"{study} is a calibration that has begun and keeps its settings. Leave out the "
+                "other options."
             )
         return Calibration.open(study), study
-    what = What(rule=(tried.rule,) if tried.rule else (), seeds=tried.seeds, lr=tried.lr)
-    values = study_settings(study, begun, what, where, settings, reading)
-    made = calibration(
-        values,
-        gammas=_numbers("--gammas", tried.gammas) or GAMMAS,
-        repetitions=[
-            _whole("--repetitions", one) for one in _numbers("--repetitions", tried.repetitions)
-        ],
+    flags = SearchFlags(
+        rule=(search.rule,) if search.rule else (), seeds=search.seeds, lr=search.lr
     )
-    return made, output or Path("runs/calibrate") / str(values["name"])
+    values = study_settings(study, flags, where, settings, reading)
+    gammas = numbers("--gammas", search.gammas, "-1,0,1,2", float) if search.gammas else GAMMAS
+    text = search.repetitions
+    repetitions = [] if text is None else numbers("--repetitions", text, "1,4,12")
+    for value in repetitions:
+        if value < 1:
+            raise OptionError(
+                f"--repetitions: {value} is not a whole number above 0. Write it like 1,4,12."
+            )
+    folder = output or Path("runs/calibrate") / str(values["name"])
+    return calibration(values, gammas=gammas, repetitions=repetitions), folder
 
 
-def _numbers(flag: str, text: str | None) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")] if text is not None else []
-    except ValueError:
-        raise OptionError(
-            f"{flag} {text!r} is not a list of numbers. Write it like 1,4,12."
-        ) from None
-
-
-def _whole(flag: str, value: float) -> int:
-    if not value.is_integer() or value < 1:
-        raise OptionError(f"{flag}: {value:g} is not a whole number above 0. Write it like 1,4,12.")
-    return int(value)
-
-
-def _cost(made: "Calibration") -> str:
-    """Before anything runs."""
-    runs, tokens = made.runs(), made.tokens()
-    ((name, (first,)),), ((_, others),) = made.base.vary.items(), made.factors.vary.items()
-    rules = ", ".join(cell.rule_name for cell in made.factors.cells()[:: len(others)])
-    cells = len(made.base.cells()) + len(made.factors.cells())
-    size = f"{cells} cells" + (
-        f", {runs} runs" if runs is not None else "; each search ends by itself"
+def _cost(calibration: "Calibration") -> str:
+    runs, tokens = calibration.runs(), calibration.tokens()
+    ((name, (first,)),), ((_, others),) = (
+        calibration.base.vary.items(),
+        calibration.factors.vary.items(),
+    )
+    rules = ", ".join(cell.rule_name for cell in calibration.factors.cells()[:: len(others)])
+    cells = len(calibration.base.cells()) + len(calibration.factors.cells())
+    size = f"{cells} cells, " + (
+        f"{runs} runs" if runs is not None else "until each search has its optimum"
     )
     return (
         f"base: {name} = {first}\n{rules}: {name} = {', '.join(map(str, others))}\nto run: {size}"
@@ -172,85 +172,81 @@ def _cost(made: "Calibration") -> str:
 
 
 def _text(
-    found: "Exponents", question: str, evidence: "CalibrationEvidence | None", path: Path
+    result: "Exponents", question: str, evidence: "CalibrationEvidence | None", path: Path
 ) -> str:
-    lines = [f"{'r':>4}  {'factor':>7}  {'log2 lr':>18}  {'loss':>7}"]
-    for cell in (found.base, *found.cells):
+    head = ["r", "factor", "log2 lr, 95 % interval", "loss", ""]
+    rows: list[list[str]] = []
+    for cell in (result.base, *result.cells):
         optimum = cell.analysis.optimum
-        where = (
-            "no run ended"
-            if optimum is None
-            else _interval(optimum.value, optimum.low, optimum.high)
+        rows.append(
+            [
+                f"{cell.r:g}",
+                f"{2**cell.log2_factor:.3f}",
+                "no run ended" if optimum is None else _interval(optimum),
+                "" if optimum is None else f"{optimum.loss:.4f}",
+                "" if cell.usable else f"left out: {', '.join(cell.analysis.flags) or 'diverged'}",
+            ]
         )
-        loss = "" if optimum is None else f"{optimum.loss:.4f}"
-        flags = "" if cell.usable else f"  left out: {', '.join(cell.analysis.flags) or 'diverged'}"
-        lines.append(f"{cell.r:>4g}  {2**cell.log2_factor:>7.3f}  {where:>18}  {loss:>7}{flags}")
-    lines += ["", *(_said(found.answer(one)) for one in ("still", "loss")), ""]
+    table = text_table(head, rows, right=["r", "factor", "loss"], details=[""])
+    lines = [table, "", *(_sentence(result.answer(one)) for one in ("still", "loss")), ""]
     if evidence is not None:
-        return "\n".join(
-            [*lines, f"{path}: {evidence}", f"Use it: mupscale plan MODEL --base ... --rule {path}"]
-        )
-    return "\n".join([*lines, _more(found, found.still if question == "still" else found.loss)])
+        lines += [f"{path}: {evidence}", f"Use it: mupscale plan MODEL --base ... --rule {path}"]
+    else:
+        lines.append(_advice(result, result.still if question == "still" else result.loss))
+    return "\n".join(lines)
 
 
-def _interval(value: float, low: float, high: float) -> str:
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]"
+def _interval(estimate: Any) -> str:
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
-def _said(answer: "Exponent") -> str:
-    if answer.gamma is None:
-        return f"{_ASKED[answer.question]}: too few factors with an optimum"
-    one = answer.gamma
-    ends = (
-        f"γ = {_interval(one.value, one.low, one.high)}"
-        if one.bounded
-        else f"γ is not bounded: {_open(one)}"
-    )
-    parts = "; ".join(f"r = {r:g}: {_open(own)}" for r, own in answer.by_r.items())
+def _sentence(answer: "Exponent") -> str:
+    question, gamma = _QUESTIONS[answer.question], answer.gamma
+    if gamma is None:
+        return f"{question}: too few factors have an optimum"
+    text = f"γ = {_interval(gamma)}" if gamma.bounded else f"γ is not bounded: {_open(gamma)}"
+    by_r = "; ".join(f"r = {r:g}: {_open(own)}" for r, own in answer.by_r.items())
     doubt = ""
     if answer.one_serves is not None and answer.one_serves < 0.05:
-        doubt = f"; one γ does not serve every r (p = {answer.one_serves:.3f})"
-    return f"{_ASKED[answer.question]}: {ends} ({parts}){doubt}"
+        doubt = f"; no single γ fits every r (p = {answer.one_serves:.3f})"
+    return f"{question}: {text} ({by_r}){doubt}"
 
 
-def _open(one: "Estimate") -> str:
-    """An interval that may lack an end."""
-    low = f"[{one.low:.2f}" if math.isfinite(one.low) else "(-∞"
-    high = f"{one.high:.2f}]" if math.isfinite(one.high) else "∞)"
+def _open(estimate: "Estimate") -> str:
+    """An interval whose ends may be infinite."""
+    low = f"[{estimate.low:.2f}" if math.isfinite(estimate.low) else "(-∞"
+    high = f"{estimate.high:.2f}]" if math.isfinite(estimate.high) else "∞)"
     return f"{low}, {high}"
 
 
-def _more(found: "Exponents", answer: "Exponent") -> str:
+def _advice(result: "Exponents", answer: "Exponent") -> str:
     """What would settle it."""
-    left_out = [cell for cell in (found.base, *found.cells) if not cell.usable]
-    said = "No rule is written: these runs do not bound γ. "
-    if left_out:
-        return (
-            said
-            + f"{len(left_out)} cells have no optimum inside of their range: widen --lr, or add "
-            "seeds."
-        )
-    if answer.more_seeds is None:
-        return (
-            said
-            + "More seeds alone will hardly do: try γ further out with --gammas, a larger r, or "
+    without = sum(1 for cell in (result.base, *result.cells) if not cell.usable)
+    if without:
+        advice = f"{without} cells have no optimum inside their range: widen --lr, or add seeds."
+    elif answer.more_seeds is None:
+        advice = (
+            "More seeds alone are unlikely to help: try a wider range of --gammas, a larger r, or "
             "longer runs."
         )
-    runs = answer.more_seeds * found.runs // max(found.seeds, 1)
-    return (
-        said
-        + f"About {answer.more_seeds} more seeds ({runs} runs) should, if γ is where it seems to "
-        "be."
-    )
+    else:
+        runs = answer.more_seeds * result.runs // max(result.seeds, 1)
+        advice = (
+            f"About {answer.more_seeds} more seeds ({runs} runs) should be enough, if γ is close "
+            "to its estimate."
+        )
+    return f"No rule was written, because these runs do not bound γ. {advice}"
 
 
-def _json(found: "Exponents", evidence: "CalibrationEvidence | None", path: Path) -> str:
-    content: dict[str, Any] = {
+def _content(
+    result: "Exponents", evidence: "CalibrationEvidence | None", path: Path
+) -> dict[str, Any]:
+    return {
         "rule": str(path) if evidence else None,
         "evidence": asdict(evidence) if evidence else None,
-        "runs": found.runs,
-        "seeds": found.seeds,
-        "answers": {one: _answer(found.answer(one)) for one in ("still", "loss")},
+        "runs": result.runs,
+        "seeds": result.seeds,
+        "answers": {one: _answer(result.answer(one)) for one in ("still", "loss")},
         "cells": [
             {
                 "r": cell.r,
@@ -258,22 +254,12 @@ def _json(found: "Exponents", evidence: "CalibrationEvidence | None", path: Path
                 "usable": cell.usable,
                 "flags": list(cell.analysis.flags),
             }
-            | {name: asdict(one) for name, one in cell.analysis.found.items()}
+            | {name: asdict(optimum) for name, optimum in cell.analysis.found.items()}
             | {"loss": cell.analysis.loss}
-            for cell in (found.base, *found.cells)
+            for cell in (result.base, *result.cells)
         ],
     }
-    return json.dumps(_finite(content), ensure_ascii=False, indent=2, allow_nan=False)
 
 
 def _answer(answer: "Exponent") -> dict[str, Any]:
-    return asdict(answer) | {"by_r": {f"{r:g}": asdict(one) for r, one in answer.by_r.items()}}
-
-
-def _finite(value: Any) -> Any:
-    """Strict JSON has no infinity: an end that is not there is null."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return asdict(answer) | {"by_r": {f"{r:g}": asdict(own) for r, own in answer.by_r.items()}}

@@ -1,17 +1,14 @@
-"""`mupscale demo`: the whole way through, from the derived table to a recipe, in a few minutes on
-two cores.
-"""
+"""`mupscale demo`: from the derived table to a recipe, in a few minutes on two cores."""
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mupscale.cli.numbers import Whole
-from mupscale.cli.progress import bar
+from mupscale.cli.console import bar, print_json
+from mupscale.cli.flags import Json, Workers
 from mupscale.cli.study_progress import live
-from mupscale.cli.theory import Json
+from mupscale.text import show, text_table, wrapped
 
 if TYPE_CHECKING:
     from mupscale.checks import CheckResult
@@ -20,64 +17,54 @@ if TYPE_CHECKING:
 
 TARGET = "llama-3-8b"
 FAMILY, KV_HEADS, SEEDS, STEPS = "gpt:check", (12, 6, 4, 3, 2, 1), 5, 4
-"""Of the coordinate check."""
+"""The coordinate check's model, sizes, number of seeds and steps."""
 
 
 def demo(
-    *, output: Path = Path("runs/demo"), workers: Whole | None = None, as_json: Json = False
+    *, output: Path = Path("runs/demo"), workers: Workers = None, as_json: Json = False
 ) -> None:
-    """Go the whole way: derive, check, sweep, report, and a recipe for Llama-3 8B. Some minutes on
-    two cores.
+    """Run every stage in a few minutes on two cores: derive, check, sweep, report, and a recipe
+    for Llama-3 8B.
 
-    Everything is really computed, and kept: run it again, and what is there is not run again.
+    All results are computed and kept. A second call reuses them.
 
     Example: mupscale demo --output demo
 
     Parameters
     ----------
     output
-        Folder for the check's runs, the study, its report and the recipe.
-    workers
-        Processes with one thread each; one a core unless given.
+        Folder for the check, the study, its report and the recipe.
     """
     from mupscale.recipes import transfer
+    from mupscale.studies.summary import rows, table_text
+    from mupscale.theory import parameterization
 
-    say = _silent if as_json else _heading
-    say("1. Derive: the paper's table, from the spectral condition")
-    if not as_json:
-        _show_table()
-    say("2. Check: do weights and updates keep their size as key/value heads are shared?")
+    def shown(text: str) -> None:
+        if not as_json:
+            show(text)
+
+    def heading(text: str) -> None:
+        shown(f"\n{text}\n{'─' * len(text)}")
+
+    heading("1. Derive: the paper's table, from the spectral condition")
+    shown(parameterization().to_text())
+    heading("2. Check: do weights and updates keep their size as heads are shared?")
     checks = {rule: _check(rule, output, workers) for rule in ("mup", "gqa-mup")}
-    if not as_json:
-        _show_checks(checks)
-    say("3. Sweep: where is the best learning rate of a small model, for r = 1, 2 and 4?")
-    study = _swept(output / "study", workers)
-    if not as_json:
-        _show_study(study)
-    page = _reported(study, output, checks)
-    say(f"4. Transfer: a recipe for {TARGET}")
+    shown(_checks_text(checks))
+    heading("3. Sweep: the best learning rate of a small model, for r = 1, 2 and 4")
+    study = _sweep(output / "study", workers)
+    shown(table_text(rows(study.snapshot())))
+    page = _report(study, output, checks)
+    heading(f"4. Transfer: a recipe for {TARGET}")
     recipe = transfer(study, to=TARGET)
     (output / "recipe.json").write_text(recipe.to_json() + "\n", encoding="utf-8")
+    shown(recipe.to_text())
+    shown(f"\nThe recipe: {output / 'recipe.json'}")
     if as_json:
-        print(json.dumps(_data(checks, study, recipe, page), ensure_ascii=False, indent=2))
+        print_json(_content(checks, study, recipe, page))
         return
-    print(recipe.to_text())
-    print(f"\nThe recipe: {output / 'recipe.json'}\nThe report of the study: {page}{_opened(page)}")
-    print("The proxy is a toy of 60,000 parameters: the way is real, the numbers are its own.")
-
-
-def _heading(text: str) -> None:
-    print(f"\n{text}\n{'─' * len(text)}", flush=True)
-
-
-def _silent(text: str) -> None:
-    pass
-
-
-def _show_table() -> None:
-    from mupscale.cli import theory
-
-    theory.table()
+    print(f"The report: {page}{_opened(page)}")
+    print(wrapped("The proxy is a toy of 60,000 parameters: do not use its numbers."))
 
 
 def _check(rule: str, output: Path, workers: int | None) -> "CheckResult":
@@ -98,39 +85,43 @@ def _check(rule: str, output: Path, workers: int | None) -> "CheckResult":
         )
 
 
-def _show_checks(checks: "dict[str, CheckResult]") -> None:
-    """One line a rule, and the slopes that decide it."""
-    for rule, result in checks.items():
-        parts = [result.finding("update", role) for role in ("query", "key", "value")]
-        slopes = ", ".join(f"{one.role} {one.flatness.slope.value:+.2f}" for one in parts)
-        print(
-            f"{rule:<8} {result.verdict:<13} slope of ‖ΔW‖/‖W0‖ over r: {slopes} "
-            f"({len(result.runs)} runs)"
-        )
-    print(
-        "Vanilla μP lets the updates of shared keys and values shrink; GQA-μP keeps them. All "
-        "slopes: mupscale check"
+def _checks_text(checks: "dict[str, CheckResult]") -> str:
+    """Each rule's verdict, and the slopes that decide it."""
+    roles = ("query", "key", "value")
+    lines = [
+        [
+            rule,
+            result.verdict,
+            *(f"{result.finding('update', role).flatness.slope.value:+.2f}" for role in roles),
+            str(len(result.runs)),
+        ]
+        for rule, result in checks.items()
+    ]
+    head = ["rule", "verdict", *roles, "runs"]
+    return "\n".join(
+        [
+            "Slopes of ‖ΔW‖/‖W0‖ over r, the number of query heads per key/value head:",
+            text_table(head, lines, right=[*roles, "runs"]),
+            wrapped(
+                "Under vanilla μP, the updates of shared keys and values shrink; under GQA-μP they "
+                "keep their size. mupscale check prints all slopes."
+            ),
+        ]
     )
 
 
-def _swept(folder: Path, workers: int | None) -> "Study":
+def _sweep(folder: Path, workers: int | None) -> "Study":
     from mupscale.engines import Local
     from mupscale.studies import Study, StudyConfig
     from mupscale.studies.quick import DEMO
 
     study = Study.create(StudyConfig.from_dict(DEMO), folder)
-    with live(study) as show:
-        study.run(engine=Local(workers), report=show.report, remark=show.remark)
+    with live(study) as progress:
+        study.run(engine=Local(workers), report=progress.report, remark=progress.remark)
     return study
 
 
-def _show_study(study: "Study") -> None:
-    from mupscale.studies.summary import rows, table_text
-
-    print(table_text(rows(study.snapshot())))
-
-
-def _reported(study: "Study", output: Path, checks: "dict[str, CheckResult]") -> Path:
+def _report(study: "Study", output: Path, checks: "dict[str, CheckResult]") -> Path:
     from mupscale import reports
     from mupscale.records import write_whole
     from mupscale.reports.page import read_check, study_page
@@ -148,7 +139,7 @@ def _reported(study: "Study", output: Path, checks: "dict[str, CheckResult]") ->
 
 
 def _opened(page: Path) -> str:
-    """Shown at once where somebody looks."""
+    """Open the page in a browser if there is a display."""
     import webbrowser
 
     watched = sys.stdout.isatty() and (sys.platform == "darwin" or bool(os.environ.get("DISPLAY")))
@@ -157,7 +148,7 @@ def _opened(page: Path) -> str:
     )
 
 
-def _data(
+def _content(
     checks: "dict[str, CheckResult]", study: "Study", recipe: "Recipe", page: Path
 ) -> dict[str, Any]:
     from mupscale.studies.summary import rows

@@ -1,19 +1,18 @@
 """`mupscale report`."""
 
 import dataclasses
-import json
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from mupscale.cli.reading import ReadingFlags
-from mupscale.cli.theory import Json
+from mupscale.cli.console import print_json, remark
+from mupscale.cli.flags import Json, ReadingFlags, Switch
 from mupscale.errors import OptionError
+from mupscale.text import show
 
 if TYPE_CHECKING:
     from mupscale.reports.page import CheckSummary, PageData
@@ -31,16 +30,15 @@ def report(
     *,
     output: Path | None = None,
     to: str | None = None,
-    check: Annotated[tuple[Path, ...], Parameter(negative=())] = (),
+    check: Annotated[tuple[Path, ...], Parameter(negative=(), show_default=False)] = (),
     reading: ReadingFlags = ReadingFlags(),  # noqa: B008
     figures: Path | None = None,
-    watch: Annotated[bool, Parameter(negative=())] = False,
+    watch: Switch = False,
     as_json: Json = False,
 ) -> int:
-    """Write all that a study found as one HTML file, which opens anywhere and loads nothing from
-    elsewhere.
+    """Write the results of a study as one HTML file that loads nothing from elsewhere.
 
-    Exit status: 0, or 1 if trials ended and not one of them finished.
+    Exit status: 0, or 1 if all trials that ended failed.
 
     Example: mupscale report runs/gqa --output page.html
 
@@ -55,31 +53,31 @@ def report(
     study
         Folder of a study, made by mupscale sweep.
     output
-        The page; report.html in the folder of the study unless given.
+        The HTML file (default: report.html in the study's folder).
     to
-        A target, named as for mupscale plan: its recipe then stands at the top.
+        A model to train, named as for mupscale plan. The page then begins with its recipe.
     check
-        Folder of a mupscale check, whose verdict and slopes are shown, too. May be repeated.
+        Folder of a mupscale check, to show its verdict and slopes. Can be repeated.
     figures
-        Folder for the figures as PNG, SVG and PDF, and their data as CSV and Parquet.
+        Also write the figures (PNG, SVG, PDF) and their data (CSV, Parquet) to this folder.
     watch
-        Write the page again whenever a trial ends; an open page follows. Ends when the study does,
-        or on Ctrl-C.
+        Write the page again whenever a trial ends. An open page follows. Stops when the study is
+        done, or on Ctrl-C.
     """
     from mupscale.reports.page import read_check
     from mupscale.studies import Study
 
-    found, page = Study.open(study), output or study / "report.html"
+    page = output or study / "report.html"
     if page.is_dir():
         raise OptionError(f"--output {page} is a folder. Name the file: {page / 'report.html'}.")
     summaries, target = [read_check(folder) for folder in check], _target(to, reading)
-    data = (
-        _watched(found, page, target, summaries)
-        if watch
-        else _written(found, page, target, summaries)
-    )
-    saved = [] if figures is None else _figures(data, figures)
-    _say(data, page, saved, as_json)
+    data = (_watched if watch else _written)(Study.open(study), page, target, summaries)
+    saved: list[Path] = []
+    if figures is not None:
+        from mupscale.reports.study_figures import save_study_figures
+
+        saved = save_study_figures(data.analysis, data.runs, figures)
+    _print_answer(data, page, saved, as_json)
     return 0 if any(run.loss is not None for run in data.runs) or not data.trials else 1
 
 
@@ -90,7 +88,7 @@ def _target(to: str | None, reading: ReadingFlags) -> "Target | None":
         return dataclasses.replace(resolve(to), reading=reading.of_target(to))
     if reading.given:
         raise OptionError(
-            "--role, --ignore, --inputs and --reading are about the target. Name it with --to."
+            "--role, --ignore, --inputs and --reading describe the target. Name it with --to."
         )
     return None
 
@@ -107,7 +105,7 @@ def _written(
     from mupscale.reports.page.of_study import page_data
 
     data = page_data(study, to=to, checks=checks, refresh_seconds=refresh)
-    # A message of a trial may hold half a character, which UTF-8 does not know.
+    # The message of a trial may hold a lone surrogate, which UTF-8 cannot encode.
     write_whole(page, study_page(data).encode("utf-8", errors="replace"))
     return data
 
@@ -115,9 +113,7 @@ def _written(
 def _watched(
     study: "Study", page: Path, to: "Target | None", checks: Sequence["CheckSummary"]
 ) -> "PageData":
-    """Write the page again whenever the records have changed. What is left behind does not refresh
-    itself.
-    """
+    """Write the page again whenever the records change. The last page does not reload itself."""
     from mupscale.studies.study import RECORDS
 
     seen = _state(study.folder / RECORDS)
@@ -126,8 +122,8 @@ def _watched(
         try:
             while not data.progress.done:
                 say(
-                    f"{data.name}: {data.progress.text}; {page} is up to date. Ctrl-C ends "
-                    "watching, not the study."
+                    f"{data.name}: {data.progress.text}; {page} is up to date. Ctrl-C stops "
+                    "watching; the study continues."
                 )
                 time.sleep(_LOOK_SECONDS)
                 now = _state(study.folder / RECORDS)
@@ -140,17 +136,17 @@ def _watched(
 
 
 def _state(records: Path) -> tuple[int, int] | None:
-    """Changes with every trial that is recorded."""
+    """A value that changes whenever a trial is recorded."""
     try:
-        found = records.stat()
+        stat = records.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return stat.st_mtime_ns, stat.st_size
 
 
 @contextmanager
 def _status() -> Generator[Callable[[str], None]]:
-    """A line that stays in place on a terminal; elsewhere, one now and then."""
+    """Yield a function that updates one line on a terminal, or prints one every 30 seconds."""
     from rich.console import Console
     from rich.text import Text
 
@@ -164,45 +160,34 @@ def _status() -> Generator[Callable[[str], None]]:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + _LINE_SECONDS
-            print(text, file=sys.stderr, flush=True)
+            remark(text)
 
     yield say
 
 
-def _figures(data: "PageData", folder: Path) -> list[Path]:
-    from mupscale.reports.study_figures import save_study_figures
-
-    return save_study_figures(data.analysis, data.runs, folder)
-
-
-def _say(data: "PageData", page: Path, saved: Sequence[Path], as_json: bool) -> None:
+def _print_answer(data: "PageData", page: Path, saved: Sequence[Path], as_json: bool) -> None:
     from mupscale.reports.page.answer import answer
 
-    said = answer(data)
+    result = answer(data)
     if as_json:
-        content: dict[str, Any] = {
-            "study": data.name,
-            "page": str(page),
-            "bytes": page.stat().st_size,
-            "done": data.progress.done,
-            "answer": list(said.lead),
-            "rules": [
-                {"rule": one.rule, "verdict": one.verdict, "lines": list(one.lines)}
-                for one in said.sayings
-            ],
-            "comparisons": list(said.comparisons),
-            "figures": [str(path) for path in saved],
-        }
-        print(json.dumps(content, ensure_ascii=False, indent=2, allow_nan=False))
-        return
-    print(
-        "\n".join(
-            [
-                *said.lead,
-                *(f"- {one.rule}: {one.verdict}" for one in said.sayings),
-                *said.comparisons,
-            ]
+        rules = [
+            {"rule": rule.rule, "verdict": rule.verdict, "lines": rule.lines}
+            for rule in result.sayings
+        ]
+        print_json(
+            {
+                "study": data.name,
+                "page": str(page),
+                "bytes": page.stat().st_size,
+                "done": data.progress.done,
+                "answer": result.lead,
+                "rules": rules,
+                "comparisons": result.comparisons,
+                "figures": [str(path) for path in saved],
+            }
         )
-    )
+        return
+    verdicts = [f"- {rule.rule}: {rule.verdict}" for rule in result.sayings]
+    show("\n".join([*result.lead, *verdicts, *result.comparisons]))
     more = f", and {len(saved)} files in {saved[0].parent}" if saved else ""
     print(f"\nwritten: {page} ({page.stat().st_size / 1e6:.1f} MB){more}")

@@ -1,12 +1,13 @@
-"""A running study on the terminal: a table that stays in place. Where there is no terminal, a line
-now and then.
+"""Progress of a running study: a table that updates in place, or a line every 30 seconds if stderr
+is not a terminal.
 """
 
-import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from mupscale.cli.console import remark
 
 if TYPE_CHECKING:
     from mupscale.studies import Snapshot, Study
@@ -16,7 +17,7 @@ _DRAW_SECONDS = 0.5
 
 
 class Show:
-    """Takes snapshots, and draws one when it is time."""
+    """Draws the snapshots of a study, but not each of them."""
 
     def __init__(self, study: "Study", live: Any) -> None:
         self._live, self._began = live, time.monotonic()
@@ -35,9 +36,8 @@ class Show:
         if self._live is not None:
             self._live.update(self._table(snapshot, ended))
         else:
-            print(f"{self._name}: {self._words(snapshot, ended)}", file=sys.stderr)
-        # A study of thousands of trials takes a while to draw: at most a tenth of the time goes
-        # there.
+            remark(f"{self._name}: {self._words(snapshot, ended)}")
+        # Drawing thousands of trials is slow: spend at most a tenth of the time on it.
         pause = _DRAW_SECONDS if self._live is not None else _LINE_SECONDS
         self._due = began + max(pause, 10 * (time.monotonic() - began))
 
@@ -45,7 +45,7 @@ class Show:
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr)
+            remark(text)
 
     def _words(self, snapshot: "Snapshot", ended: int) -> str:
         expected = sum(snapshot.expected.values())
@@ -91,7 +91,7 @@ class Show:
 
 
 def _duration(seconds: float) -> str:
-    """In words.
+    """Seconds, minutes or hours.
 
     >>> _duration(42), _duration(150), _duration(9000)
     ('42 s', '2 min', '2.5 h')
@@ -103,7 +103,7 @@ def _duration(seconds: float) -> str:
 
 @contextmanager
 def live(study: "Study") -> Generator[Show]:
-    """Yield what takes reports and remarks."""
+    """Yield an object to report snapshots and remarks to."""
     from rich.console import Console
     from rich.live import Live
 

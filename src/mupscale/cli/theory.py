@@ -1,65 +1,43 @@
 """`mupscale derive` and `mupscale table`."""
 
-import json
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Literal
 
-from cyclopts import Parameter
-
-from mupscale.cli.numbers import Whole, dimensions
+from mupscale.cli.console import print_json
+from mupscale.cli.flags import (
+    DecayMode,
+    Depth,
+    Format,
+    Json,
+    Optimizer,
+    RuleFlags,
+    Switch,
+    Whole,
+    dimensions,
+    flag_group,
+)
 from mupscale.errors import OptionError
 
 if TYPE_CHECKING:
-    from mupscale.theory import Rule, Scaling, Unit
+    from mupscale.theory import Scaling, Unit
 
-Format = Literal["text", "markdown", "latex"]
-Scaled = Literal["scaled", "none"]
-Width = Literal["scaled", "init", "none"]
 _EXAMPLE = "n=4096,r=4"
-Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON.")]
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Choices:
-    """The rule, and what is set differently."""
-
-    rule: str = "gqa-mup"
-    "Preset: sp, mup, complete-p or gqa-mup; or the rule.json that mupscale calibrate wrote."
-    kv_factor: str | None = None
-    "Key/value rate over the hidden one: hidden, derived, paper, or a formula in r, n, inner."
-    width: Width | None = None
-    """What scales with width: init, multiplier and rate (scaled), the initial std alone (init), or
-    none.
-    """
-    decay_scaling: Scaled | None = None
-    "Whether weight decay is scaled."
-    eps: Scaled | None = None
-    "Whether epsilon is scaled."
-
-    def build(self, depth: str | None) -> "Rule":
-        from mupscale.theory import rule_named
-
-        return rule_named(self.rule).with_(
-            kv_factor=self.kv_factor,
-            width=self.width,
-            decay=self.decay_scaling,
-            eps=self.eps,
-            depth=depth,
-        )
-
-
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Numbers:
-    """Dimensions to put in."""
+@flag_group
+class DimensionFlags:
+    """Dimensions to evaluate the formulas at."""
 
     target: str | None = None
-    "Put numbers in: dimensions of the model to train, such as n=4096,r=4."
+    "Also print numbers, for a model with these dimensions, such as n=4096,r=4."
     base: str | None = None
-    "Dimensions of the proxy that was tuned; those left out are the target's."
+    """Dimensions of the base, the model you tuned. Those left out equal the target's
+    (default: all equal the target's).
+    """
     reference_r: Whole | None = None
-    "Read r against this many repetitions, whatever the base has."
+    """Compare with a base of this many query heads per key/value head, whatever r the base has
+    (default: the base's r).
+    """
 
     def evaluate(self, scaling: "Scaling") -> dict[str, float] | None:
         if self.target is None:
@@ -77,18 +55,18 @@ def derive(
     unit: str,
     /,
     *,
-    optimizer: str = "adamw",
-    decay: str = "lr_coupled",
-    choices: Choices = Choices(),  # noqa: B008
-    depth: str | None = None,
+    optimizer: Optimizer = "adamw",
+    decay: DecayMode = "lr_coupled",
+    rule_flags: RuleFlags = RuleFlags(),  # noqa: B008
+    depth: Depth = None,
     block: Literal["inside", "output"] | None = None,
-    fold: bool = False,
-    numbers: Numbers = Numbers(),  # noqa: B008
-    show_steps: bool = False,
+    fold: Switch = False,
+    dimension_flags: DimensionFlags = DimensionFlags(),  # noqa: B008
+    show_steps: Switch = False,
     format: Format = "text",
     as_json: Json = False,
 ) -> None:
-    """Derive init, multiplier, learning rate, weight decay and epsilon of one unit.
+    """Derive the initialization, multiplier, learning rate, weight decay and epsilon of one unit.
 
     Example: mupscale derive kv --optimizer muon --show-steps
 
@@ -97,105 +75,83 @@ def derive(
     Parameters
     ----------
     unit
-        embedding, readout, dense, kv, kv-inner (heads × head_dim is not n), residual, vector,
-        fused, low-rank-down, low-rank-up, expert, router, adapter-a, adapter-b; also q, o, k, v,
-        unembed, gain, qkv and the like.
-    optimizer
-        adamw, adam, sgd, momentum, lion, signsgd, adafactor, adafactor-unscaled, muon,
-        muon-match-rms, muon-spectral, shampoo, shampoo-grafted.
-    decay
-        How decay enters: lr_coupled (torch's AdamW), independent, or l2.
-    depth
-        Factor on residual branches: none, 1/L, 1/sqrt(L), or a formula in L; the rule's own unless
-        said.
+        The kind of weight: embedding, readout, dense, kv, kv-inner (heads × head_dim differs from
+        n), residual, vector, fused, low-rank-down, low-rank-up, expert, router, adapter-a or
+        adapter-b. Common names such as q, o, k, v, unembed, gain and qkv also work.
     block
-        Take the unit as part of a residual branch: one of the matrices inside, or its output.
+        Treat the unit as part of a residual branch: a matrix inside it, or its output matrix
+        (default: not in a branch).
     fold
         Fold the multiplier into the parameter.
     show_steps
         Print every step with its reason and source.
-    format
-        text, markdown or latex.
     """
-    import mupscale.theory as theory
+    from mupscale import theory
 
     scaling = theory.derive(
         _in_block(theory.unit_named(unit), block),
         optimizer,
-        rule=choices.build(depth),
+        rule=rule_flags.build(depth),
         decay=decay,  # pyright: ignore[reportArgumentType]
     )
     scaling = scaling.fold() if fold else scaling
-    factors = numbers.evaluate(scaling)
+    factors = dimension_flags.evaluate(scaling)
     if as_json:
-        print(
-            json.dumps(
-                scaling.to_dict() | ({"factors": factors} if factors else {}),
-                ensure_ascii=False,
-                indent=2,
-            )
-        )
+        print_json(scaling.to_dict() | ({"factors": factors} if factors else {}))
         return
-    show = {"text": scaling.to_text, "markdown": scaling.to_markdown, "latex": scaling.to_latex}[
-        format
-    ]
-    print(show(steps=show_steps))
+    formats = {
+        "text": scaling.to_text,
+        "markdown": scaling.to_markdown,
+        "latex": scaling.to_latex,
+    }
+    print(formats[format](steps=show_steps))
     if factors:
         print("\nfactors on the base values:")
-        print(
-            "\n".join(
-                f"  {theory.LABELS[name]:<14} {value:.17g}" for name, value in factors.items()
-            )
-        )
+        for name, value in factors.items():
+            print(f"  {theory.LABELS[name]:<14} {value:.17g}")
 
 
 def table(
     *,
-    optimizer: str = "adamw",
-    decay: str = "lr_coupled",
-    choices: Choices = Choices(),  # noqa: B008
+    optimizer: Optimizer = "adamw",
+    decay: DecayMode = "lr_coupled",
+    rule_flags: RuleFlags = RuleFlags(),  # noqa: B008
     depth: str = "none",
     format: Format = "text",
     as_json: Json = False,
 ) -> None:
-    """Print the paper's parameterization table, derived for any optimizer.
+    """Derive the paper's parameterization table, for any optimizer.
+
+    With --optimizer all, compare the optimizers by their key/value factor and power of n.
 
     Example: mupscale table --optimizer muon --depth 1/L
 
     Parameters
     ----------
-    optimizer
-        As for derive; "all" compares the optimizers by K/V factor and power of n.
-    decay
-        How decay enters: lr_coupled (torch's AdamW), independent, or l2.
     depth
-        Factor on residual branches: none (the paper's table), 1/L, 1/sqrt(L), or a formula in L.
-    format
-        text, markdown or latex.
+        Factor on residual branches: none (as in the paper's table), 1/L, 1/sqrt(L) or a formula in
+        L.
     """
-    import mupscale.theory as theory
+    from mupscale import theory
 
     if optimizer == "all":
-        if (decay, choices, depth, format) != ("lr_coupled", Choices(), "none", "text"):
+        if (decay, rule_flags, depth, format) != ("lr_coupled", RuleFlags(), "none", "text"):
             raise OptionError(
-                "--optimizer all compares rates as derived: it goes with no other option but "
-                "--json."
+                "--optimizer all compares the derived rates and accepts no other option but --json."
             )
         rows = theory.compare_optimizers()
-        print(
-            json.dumps([row.to_dict() for row in rows], indent=2)
-            if as_json
-            else theory.optimizers_to_text(rows)
-        )
+        if as_json:
+            print_json([row.to_dict() for row in rows])
+        else:
+            print(theory.optimizers_to_text(rows))
         return
-    rule = choices.build(None)
+    rule = rule_flags.build(None)
     result = theory.parameterization(optimizer, rule=rule, decay=decay, depth=depth)  # pyright: ignore[reportArgumentType]
     if as_json:
-        print(json.dumps(result.to_dict(), ensure_ascii=False, indent=2))
+        print_json(result.to_dict())
         return
-    print(
-        {"text": result.to_text, "markdown": result.to_markdown, "latex": result.to_latex}[format]()
-    )
+    formats = {"text": result.to_text, "markdown": result.to_markdown, "latex": result.to_latex}
+    print(formats[format]())
 
 
 def _in_block(unit: "Unit", block: str | None) -> "Unit":

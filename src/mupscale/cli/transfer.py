@@ -1,53 +1,44 @@
 """`mupscale transfer`."""
 
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
-
-from mupscale.cli.numbers import Whole
-from mupscale.cli.reading import ReadingFlags
-from mupscale.cli.theory import Json
+from mupscale.cli.console import remark
+from mupscale.cli.flags import Json, Markdown, ReadingFlags, Whole, flag_group, numbers
 from mupscale.errors import OptionError
-
-if TYPE_CHECKING:
-    from mupscale.recipes import Recipe
+from mupscale.text import show
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Run:
+@flag_group
+class RunFlags:
     """How long the target is trained."""
 
     tokens: float | None = None
-    "Of the whole run, 1.5e13."
+    "Tokens of the whole run, such as 1.5e13."
     tokens_per_parameter: float | None = None
-    "For each parameter without embeddings, in place of tokens; the study's own unless given."
+    "Tokens per non-embedding parameter, instead of --tokens (default: the study's)."
     sequence: Whole | None = None
-    """Tokens of a sequence (default: the target's positions, at most 8192). The batch is the same
-    in tokens.
+    """Tokens per sequence. The batch keeps its size in tokens (default: the target's positions, at
+    most 8192).
     """
     floor: float | None = None
-    "Share of the rate at which the cosine ends (default: the study's)."
+    "The cosine schedule ends at this fraction of the learning rate (default: the study's)."
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """Values in place of what the study used, where it did not search them."""
+@flag_group
+class BaseFlags:
+    """Base values that replace those of the study, where the study did not search them."""
 
     weight_decay: float | None = None
-    "Weight decay of the base."
+    "Weight decay tuned on the base model (default: the study's)."
     eps: float | None = None
-    "Adam's epsilon on the base."
+    "Adam's epsilon on the base model (default: the study's)."
     std: float | None = None
-    "Standard deviation of the base's weights at the start."
+    "Initial standard deviation of the base model's weights (default: the study's)."
     betas: str | None = None
-    "Betas of Adam or Lion, as 0.9,0.95."
+    "Betas of Adam or Lion, such as 0.9,0.95 (default: the study's)."
     clip: float | None = None
-    "Norm to which gradients are clipped; 0 for no clipping."
+    "Norm to which gradients are clipped, or 0 for no clipping (default: the study's)."
 
 
 def transfer(
@@ -57,20 +48,20 @@ def transfer(
     to: str,
     rule: str | None = None,
     decay: Literal["wd", "tau"] = "wd",
-    run: Run = Run(),  # noqa: B008
-    known: Known = Known(),  # noqa: B008
+    run: RunFlags = RunFlags(),  # noqa: B008
+    base: BaseFlags = BaseFlags(),  # noqa: B008
     reading: ReadingFlags = ReadingFlags(),  # noqa: B008
     export: Literal["pytorch", "transformers", "lightning", "torchtitan", "megatron", "json"]
     | None = None,
     output: Path | None = None,
-    markdown: Annotated[bool, Parameter(negative=())] = False,
+    markdown: Markdown = False,
     as_json: Json = False,
 ) -> int:
-    """Say what to train a target with, from what a study found on small models, and how sure that
-    is.
+    """Turn the optimum that a study found on small models into a recipe for a target, with
+    intervals.
 
-    Exit status: 0, or 3 if the study is inconclusive: an optimum at the edge of its range, too
-    flat, of too few runs.
+    Exit status: 0, or 3 if the study is inconclusive: the optimum is at the edge of the range, too
+    flat, or rests on too few runs.
 
     Example: mupscale transfer runs/gqa --to llama-3-8b
 
@@ -83,22 +74,21 @@ def transfer(
     study
         Folder of a study, made by mupscale sweep.
     to
-        The model to train, named as for mupscale plan: llama-3-8b, hf:TYPE with settings, a
-        config.json, or module:function.
+        The model to train, named as for mupscale plan.
     rule
-        One that was swept; the one with the lowest loss at the proxy's optimum unless given.
+        One of the swept rules (default: the one with the lowest loss at the proxy's optimum).
     decay
-        Carry weight decay over by its value (wd), or by its time scale in runs (tau). Both are
-        printed.
+        Transfer weight decay by its value (wd), or by its time scale in runs (tau). The recipe
+        prints both.
     export
-        Print a file for a trainer instead: Python for PyTorch, transformers or Lightning, a config
-        for torchtitan, flags and group overrides for Megatron-LM, or JSON with the whole plan.
+        Print a file for a trainer instead of the recipe: Python for PyTorch, transformers or
+        Lightning, a config for torchtitan, arguments and group overrides for Megatron-LM, or JSON
+        with the whole plan.
     output
-        Write it to this file instead of printing it.
-    markdown
-        Print Markdown.
+        Write the result to this file instead of printing it.
     """
     import mupscale
+    from mupscale.records import write_whole
 
     if as_json + markdown + (export is not None) > 1:
         raise OptionError("--json, --markdown and --export exclude each other. Choose one.")
@@ -110,43 +100,36 @@ def transfer(
         tokens=run.tokens,
         tokens_per_parameter=run.tokens_per_parameter,
         sequence=run.sequence,
-        weight_decay=known.weight_decay,
-        eps=known.eps,
-        std=known.std,
+        weight_decay=base.weight_decay,
+        eps=base.eps,
+        std=base.std,
         reading=reading.of_target(to),
-        betas=_betas(known.betas),
-        clip=known.clip,
+        betas=_betas(base.betas),
+        clip=base.clip,
         floor=run.floor,
     )
-    _write(_shown(recipe, export, markdown=markdown, as_json=as_json), output)
+    if export is not None:
+        text = recipe.export(export)
+    elif as_json:
+        text = recipe.to_json()
+    else:
+        text = f"{recipe.to_markdown() if markdown else recipe.to_text()}\n"
+    if output is None and not (as_json or export):
+        show(text.removesuffix("\n"))
+    elif output is None:
+        print(text, end="")
+    else:
+        write_whole(output, text.encode())
+        remark(f"written: {output}")
     if recipe.doubts and (export is not None or output is not None):
-        print(f"inconclusive: {'; '.join(recipe.doubts)}.", file=sys.stderr)
+        remark(f"inconclusive: {'; '.join(recipe.doubts)}.")
     return recipe.exit_status
 
 
 def _betas(text: str | None) -> tuple[float, float] | None:
     if text is None:
         return None
-    try:
-        first, second = (float(part) for part in text.split(","))
-    except ValueError:
-        raise OptionError(f"--betas {text!r} is not two numbers. Write it like 0.9,0.95.") from None
-    return first, second
-
-
-def _shown(recipe: "Recipe", export: str | None, *, markdown: bool, as_json: bool) -> str:
-    if export is not None:
-        return recipe.export(export)
-    if as_json:
-        return recipe.to_json()
-    return f"{recipe.to_markdown() if markdown else recipe.to_text()}\n"
-
-
-def _write(words: str, output: Path | None) -> None:
-    if output is None:
-        print(words, end="")
-        return
-    from mupscale.records import write_whole
-
-    write_whole(output, words.encode())
-    print(f"written: {output}", file=sys.stderr)
+    betas = numbers("--betas", text, "0.9,0.95", float)
+    if len(betas) != 2:
+        raise OptionError(f"--betas {text!r} is not two numbers. Write it like 0.9,0.95.")
+    return betas[0], betas[1]
