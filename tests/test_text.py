@@ -41,6 +41,14 @@ def test_long_cells_move_below_their_row_where_there_is_no_room(columns):
         assert lines[2].startswith("  model.layers")
 
 
+def test_details_move_one_after_another_as_the_room_shrinks():
+    heads = [
+        text.text_table(HEAD, [ROW], details=["why", "parameters"], columns=columns).split("\n")[0]
+        for columns in (80, 65, 40)
+    ]
+    assert [head.split() for head in heads] == [HEAD, HEAD[:-1], ["role", "r", "lr"]]
+
+
 def test_numbers_stand_at_the_right_edge_of_their_column():
     lines = text.text_table(["a", "n"], [["x", "1"], ["y", "100"]], right=["n"]).splitlines()
     assert [line[-1] for line in lines] == ["n", "1", "0"]

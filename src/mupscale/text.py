@@ -52,14 +52,14 @@ def text_table(
     rows: Sequence[Sequence[str]],
     *,
     right: Collection[str] = (),
-    details: Collection[str] = (),
+    details: Sequence[str] = (),
     columns: int | None = None,
 ) -> str:
     """Aligned columns that fit the terminal.
 
     `right` names the columns that are aligned to the right. Where the table is too wide, the
-    `details` columns move to a line of their own below each row; cells that are still too wide are
-    folded between words.
+    `details` columns move one after another to a line of their own below each row; cells that are
+    still too wide are folded between words.
 
     >>> print(text_table(["role", "lr"], [["key", "0.25"], ["readout", "1"]], right=["lr"]))
     role       lr
@@ -78,8 +78,10 @@ def text_table(
     lines = [list(head), *(list(row) for row in rows)]
     widths = [max(cell_len(line[k]) for line in lines) for k in range(len(head))]
     beside = list(range(len(head)))
-    if sum(widths) + _GAP * (len(head) - 1) > available:
-        beside = [k for k in beside if head[k] not in details]
+    for name in details:
+        if sum(widths[k] + _GAP for k in beside) - _GAP <= available:
+            break
+        beside.remove(list(head).index(name))
     shown = _fitted([widths[k] for k in beside], available)
     aligned = ["right" if head[k] in right else "left" for k in beside]
     below = [k for k in range(len(head)) if k not in beside]

@@ -18,8 +18,9 @@ from mupscale.errors import (
     UnknownNameError,
     UnreadableModelError,
 )
+from mupscale.planning import showing, units
 from mupscale.planning.showing import Difference
-from mupscale.theory import OPTIMIZERS, RULES
+from mupscale.theory import OPTIMIZERS, RULES, derivation
 from tests.planning.models import SETTINGS, Fusable, hugging_face, model_and_base
 
 
@@ -414,13 +415,41 @@ class TestWarnings:
 class TestShowing:
     plan = mu.plan(llama(64, 4, 8, 2), base=llama(32, 2, 4, 4))
 
-    def test_the_table_has_a_line_for_each_role_and_value(self):
+    def test_the_table_has_a_line_for_each_role_and_value(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "160")
         text = str(self.plan)
         assert "key               model.layers.*.self_attn.k_proj.weight × 4" in text
         assert "lr (1 + √r)/(2n)" in text
         assert text.count("\ngain ") == 2
         assert "warning: " in text
         assert "39 parameters" in text
+
+    @pytest.mark.parametrize("columns", [80, 100, 160])
+    @pytest.mark.parametrize("multipliers", ["fold", "hook"])
+    @pytest.mark.parametrize("kind", ["split", "fused"])
+    def test_table_and_explanation_fit_the_terminal(self, columns, multipliers, kind, monkeypatch):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        models = {
+            "split": (llama(4096, 4, 32, 8), llama(512, 2, 4, 4)),
+            "fused": (Fusable(64, 8, 2, fused=True), Fusable(32, 4, 4, fused=True)),
+        }
+        plan = mu.plan(models[kind][0], base=models[kind][1], multipliers=multipliers)
+        lines = str(plan).splitlines()
+        for text in (str(plan), *(plan.explain(name) for name in plan.parameters)):
+            assert max(map(len, text.splitlines())) <= columns
+        head = next(line for line in lines if line.startswith("role "))
+        assert ("parameters" in head) == (columns == 160)
+        for p in plan.parameters.values():  # no role and no name of a parameter is broken
+            assert any(line.startswith(f"{p.role} ") for line in lines)
+        for row in showing.rows(plan.parameters.values(), plan.rule, plan.decay):
+            assert any(row[1] in line for line in lines)
+
+    def test_columns_that_say_nothing_are_left_out(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        alone = mu.plan(llama(64, 4, 8, 2), base=llama(32, 2, 4, 1), multipliers="hook")
+        assert "mult." in str(alone)
+        assert "mult." not in str(self.plan)
+        assert "multiplier" in self.plan.to_markdown()
 
     def test_markdown_is_a_table_whose_stars_are_not_emphasis(self):
         lines = [line for line in self.plan.to_markdown().splitlines() if line.startswith("|")]
@@ -458,6 +487,46 @@ class TestShowing:
         assert Difference(
             "model.layers.*.mlp.up_proj.weight", "present", False, True
         ) in self.plan.diff(deeper)
+
+
+class TestDerivations:
+    """One derivation per distinct unit and optimizer, whatever is done with the plan."""
+
+    @pytest.fixture
+    def derived(self, monkeypatch) -> list[tuple[str, str]]:
+        """The units that are derived, with their optimizers."""
+        calls: list[tuple[str, str]] = []
+        scaling = derivation._Derivation.scaling
+
+        def counted(self):
+            calls.append((str(self.unit), self.optimizer.name))
+            return scaling(self)
+
+        units.scaling_for.cache_clear()
+        monkeypatch.setattr(derivation._Derivation, "scaling", counted)
+        yield calls
+        units.scaling_for.cache_clear()
+
+    @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+    def test_showing_a_plan_derives_nothing_again(self, derived, optimizer):
+        plan = mu.plan(llama(64, 4, 8, 2), base=llama(32, 2, 4, 4), optimizer=optimizer)
+        assert len(derived) == len(set(derived)) == 7
+        str(plan), plan.to_markdown()
+        for name in plan.parameters:
+            plan.explain(name)
+        assert len(derived) == 7
+
+    def test_a_loaded_plan_derives_each_unit_once_and_only_when_it_is_shown(self, derived):
+        model = llama(64, 4, 8, 2)
+        plan = mu.plan(model, base=llama(32, 2, 4, 4))
+        shown = str(plan)
+        units.scaling_for.cache_clear()
+        derived.clear()
+        loaded = mu.Plan.from_json(plan.to_json())
+        assert loaded.param_groups(model, lr=0.01)
+        assert derived == []
+        assert str(loaded) == str(loaded) == shown
+        assert len(derived) == len(set(derived)) == 7
 
 
 class TestTheFile:

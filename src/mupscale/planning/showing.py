@@ -1,56 +1,21 @@
 """A plan for people: the table, one parameter explained, two plans compared."""
 
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import sympy
 
-from mupscale.planning.units import fused_unit, unit_for
+from mupscale.planning.units import fused_unit, scaling_for, unit_for
 from mupscale.planning.values import PlannedParameter, RowBlock
 from mupscale.reading import ROLES, role_row
-from mupscale.theory import FIELDS, LABELS, Decay, Rule, Scaling, derive
+from mupscale.text import markdown_table, text_table, wrapped
+from mupscale.theory import FIELDS, LABELS, Decay, Rule, Scaling
 from mupscale.theory.formulas import Expr, inline, symbol, tidy
 
-COLUMNS = (
-    "role",
-    "parameters",
-    "out × in",
-    "r",
-    "init std",
-    "multiplier",
-    "lr",
-    "decay",
-    "eps",
-    "why",
+HEAD = (
+    *("role", "parameters", "out × in", "r"),
+    *("init std", "multiplier", "lr", "decay", "eps", "why"),
 )
-
-
-@dataclass(frozen=True)
-class PlanRow:
-    """Parameters of one role with the same values."""
-
-    role: str
-    templates: tuple[str, ...]
-    count: int
-    shape: tuple[int, ...]
-    repetitions: int
-    values: tuple[float, ...]
-    why: str
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        named = self.templates[0] + (
-            f" (and {len(self.templates) - 1} more)" if len(self.templates) > 1 else ""
-        )
-        times = f" × {self.count}" if self.count > 1 else ""
-        shape = " × ".join(str(n) for n in self.shape)
-        # The rows of a fused matrix ("· key") show neither r nor a start of their own.
-        role = None if self.role.startswith("·") else role_row(self.role)
-        shared = str(self.repetitions) if role and role.shared else ""
-        init, *others = (number(value) for value in self.values)
-        start = "set" if role and role.start == "set" else init
-        return self.role, named + times, shape, shared, start, *others, self.why
 
 
 def number(value: float) -> str:
@@ -62,34 +27,39 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def rows(parameters: Iterable[PlannedParameter], rule: Rule, decay: Decay) -> list[PlanRow]:
-    """The table, grouped by role and values; rows of a fused matrix each have a line of their
-    own.
-    """
+def rows(parameters: Iterable[PlannedParameter], rule: Rule, decay: Decay) -> list[tuple[str, ...]]:
+    """The cells of the table: one row per role and values, and one per part of a fused matrix."""
     grouped: dict[object, list[PlannedParameter]] = {}
     for p in parameters:
         blocks = tuple((b.role, b.init_std, b.multiplier, b.lr, b.weight_decay) for b in p.rows)
-        grouped.setdefault(
-            (p.role, p.values, p.repetitions, p.folded, p.standing, blocks), []
-        ).append(p)
-    table: list[PlanRow] = []
+        key = (p.role, p.values, p.repetitions, p.folded, p.standing, blocks)
+        grouped.setdefault(key, []).append(p)
+    table: list[tuple[str, ...]] = []
     for group in sorted(grouped.values(), key=lambda group: ROLES.index(group[0].role)):
-        first, templates = group[0], tuple(dict.fromkeys(p.template for p in group))
-        why = _why(first, rule, decay)
-        table.append(
-            PlanRow(
-                first.role, templates, len(group), first.shape, first.repetitions, first.values, why
-            )
-        )
-        table += [_block_row(first, block) for block in first.rows]
+        table += [_row(group, rule, decay), *(_block_row(group[0], b) for b in group[0].rows)]
     return table
 
 
-def _block_row(fused: PlannedParameter, block: RowBlock) -> PlanRow:
-    count = sum(stop - start for start, stop in block.slices)
+def _row(group: list[PlannedParameter], rule: Rule, decay: Decay) -> tuple[str, ...]:
+    first, templates = group[0], list(dict.fromkeys(p.template for p in group))
+    more = f" (and {len(templates) - 1} more)" if len(templates) > 1 else ""
+    times = f" × {len(group)}" if len(group) > 1 else ""
+    role = role_row(first.role)
+    shared = str(first.repetitions) if role.shared else ""
+    init, *others = map(number, first.values)
+    start = "set" if role.start == "set" else init
+    shape, why = _shape(first), _why(first, rule, decay)
+    return first.role, templates[0] + more + times, shape, shared, start, *others, why
+
+
+def _block_row(fused: PlannedParameter, block: RowBlock) -> tuple[str, ...]:
     values = (block.init_std, block.multiplier, block.lr, block.weight_decay, fused.eps)
     why = "a hook multiplies these rows" if block.multiplier != 1 else ""
-    return PlanRow(f"· {block.role}", (f"{count} rows",), 1, (), fused.repetitions, values, why)
+    return f"· {block.role}", f"{block.outputs} rows", "", "", *map(number, values), why
+
+
+def _shape(parameter: PlannedParameter) -> str:
+    return " × ".join(map(str, parameter.shape))
 
 
 def _why(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:
@@ -98,14 +68,13 @@ def _why(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:
     hooked = f"; × {number(parameter.multiplier)} by a hook" if parameter.multiplier != 1 else ""
     beyond = "" if scaling.standing == "derived" else f" ({scaling.standing})"
     by = f"{parameter.optimizer}: " if parameter.optimizer != "adamw" else ""
-    return f"{by}lr {inline(_seen(scaling.lr, parameter))}{folded}{hooked}{beyond}"
+    return f"{by}lr {inline(_readable(scaling.lr, parameter))}{folded}{hooked}{beyond}"
 
 
-def _seen(expression: Expr, parameter: PlannedParameter) -> Expr:
+def _readable(expression: Expr, parameter: PlannedParameter) -> Expr:
     """The formula as one would write it: where heads × head_dim is the width, without `inner`."""
-    if all(
-        numbers.get("inner") == numbers.get("n") for numbers in (parameter.target, parameter.base)
-    ):
+    both = (parameter.target, parameter.base)
+    if all(sizes.get("inner") == sizes.get("n") for sizes in both):
         return tidy(expression.subs(symbol("inner"), symbol("n")))
     return expression
 
@@ -117,105 +86,93 @@ def scaling_of(parameter: PlannedParameter, rule: Rule, decay: Decay) -> Scaling
         unit = fused_unit(in_block=in_block).q
     else:
         unit = unit_for(parameter.role, in_block=in_block, output=parameter.output)
-    return derive(unit, parameter.optimizer, rule=rule, decay=decay)
+    return scaling_for(unit, parameter.optimizer, rule, decay)
 
 
-def aligned(table: Sequence[PlanRow]) -> list[str]:
-    """The table in columns."""
-    cells = [COLUMNS, *(row.cells for row in table)]
-    widths = [max(len(line[k]) for line in cells) for k in range(len(COLUMNS))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
-    return [lines[0], "─" * max(len(line) for line in lines), *lines[1:]]
+def text(table: list[tuple[str, ...]]) -> str:
+    """The table at the terminal's width, without columns that say the same in every row."""
+    dull = {"r": "", "multiplier": "1"}
+    shown = [k for k, name in enumerate(HEAD) if any(row[k] != dull.get(name) for row in table)]
+    head = [{"multiplier": "mult."}.get(HEAD[k], HEAD[k]) for k in shown]
+    return text_table(
+        head, [[row[k] for k in shown] for row in table], details=("why", "parameters")
+    )
 
 
-def markdown(table: Sequence[PlanRow]) -> list[str]:
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *(row.cells for row in table)]
-    return [
-        "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in line) + " |"
-        for line in lines
-    ]
+def markdown(table: list[tuple[str, ...]]) -> str:
+    return markdown_table(HEAD, [[cell.replace("*", "\\*") for cell in row] for row in table])
 
 
 def explain(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:
     """The derivation of one parameter's values, step by step, with its numbers put in."""
     scaling = scaling_of(parameter, rule, decay)
-    here, there = _said(parameter.target), _said(parameter.base)
+    here, there = (
+        ", ".join(f"{name} = {value}" for name, value in sizes.items())
+        for sizes in (parameter.target, parameter.base)
+    )
     lines = [
-        f"{parameter.name}: {parameter.role}, {' × '.join(str(n) for n in parameter.shape)}",
-        f"{scaling.unit} · {rule} · {scaling.optimizer} · {decay} decay · {scaling.standing}",
-        f"here {here}; in the base {there}",
-        *([f"its role is known by: {parameter.evidence}"] if parameter.evidence else []),
+        wrapped(f"{parameter.name}: {parameter.role}, {_shape(parameter)}"),
+        wrapped(
+            f"{scaling.unit} · {rule} · {scaling.optimizer} · {decay} decay · {scaling.standing}"
+        ),
+        wrapped(f"here {here}; in the base {there}"),
+        *([wrapped(f"role known by: {parameter.evidence}")] if parameter.evidence else []),
         "",
     ]
     for name in FIELDS:
-        lines.append(f"  {LABELS[name]:<14} {_with_numbers(getattr(scaling, name), parameter)}")
+        value = _with_numbers(getattr(scaling, name), parameter)
+        lines.append(wrapped(f"{LABELS[name]:<14} {value}", "  ", " " * 17))
     lines += _consequences(parameter)
-    lines += [f"\n  note: {caveat}" for caveat in scaling.caveats]
+    for caveat in scaling.caveats:
+        lines += ["", wrapped(f"note: {caveat}", "  ", " " * 8)]
     for k, step in enumerate(scaling.steps, start=1):
+        standing = "" if step.standing == "derived" else f"  ({step.standing})"
+        value = _with_numbers(step.value, parameter)
         lines += [
             "",
-            f"{k}. {step.title}" + ("" if step.standing == "derived" else f"  ({step.standing})"),
-            f"     {step.quantity[0]} = {_with_numbers(step.value, parameter)}",
-            textwrap.fill(
-                f"why: {step.reason}", 112, initial_indent=" " * 5, subsequent_indent=" " * 10
-            ),
-            f"     [{step.source}]",
+            wrapped(f"{k}. {step.title}{standing}"),
+            wrapped(f"{step.quantity[0]} = {value}", " " * 5, " " * 10),
+            wrapped(f"why: {step.reason}", " " * 5, " " * 10),
+            wrapped(f"[{step.source}]", " " * 5, " " * 6),
         ]
     return "\n".join(lines)
 
 
-def _said(dimensions: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in dimensions.items())
-
-
 def _with_numbers(expression: Expr, parameter: PlannedParameter) -> str:
     """A formula, its value here and in the base, and their ratio."""
-    expression = _seen(expression, parameter)
+    expression = _readable(expression, parameter)
     if not expression.free_symbols:
         return inline(expression)
     here, there = (
-        float(sympy.N(expression.subs({symbol(k): v for k, v in numbers.items()})))
-        for numbers in (parameter.target, parameter.base)
+        float(sympy.N(expression.subs({symbol(k): v for k, v in sizes.items()})))
+        for sizes in (parameter.target, parameter.base)
     )
-    return f"{inline(expression)} = {here:.6g} here, {there:.6g} in the base: factor {here / there:.6g}"
+    values = f"{here:.6g} here, {there:.6g} in the base: factor {here / there:.6g}"
+    return f"{inline(expression)} = {values}"
 
 
 def _consequences(parameter: PlannedParameter) -> list[str]:
-    """What was folded or hooked, and what the optimizer and the initialization get in the end."""
+    """What was folded or hooked, and the factors that the parameter gets in the end."""
     lines: list[str] = []
     if parameter.folded != 1:
-        lines += [
-            "",
-            f"  × {parameter.folded:.6g} of the forward pass is folded into the parameter (W' = "
-            "aW, g' = g/a)",
-        ]
+        folded = "of the forward pass is folded into the parameter (W' = aW, g' = g/a)"
+        lines += ["", wrapped(f"× {parameter.folded:.6g} {folded}", "  ")]
     if parameter.multiplier != 1:
         lines += ["", f"  × {parameter.multiplier:.6g} is a hook in the forward pass"]
     for block in parameter.rows:
-        count = sum(stop - start for start, stop in block.slices)
-        lines.append(
-            f"  {block.role} rows ({count}): init std × {block.init_std:.6g}, a hook multiplies "
-            "them by "
-            f"{block.multiplier:.6g}; they train at lr × {block.lr:.6g}"
+        rows = (
+            f"{block.role} rows ({block.outputs}): init std × {block.init_std:.6g}, a hook "
+            f"multiplies them by {block.multiplier:.6g}; they train at lr × {block.lr:.6g}"
         )
-    starts = f"init std × {parameter.init_std:.6g}" if parameter.drawn else _start(parameter)
-    lines += [
-        "",
-        f"  gets: {starts}, lr × {parameter.lr:.6g}, weight decay × {parameter.weight_decay:.6g}, "
-        f"eps × {parameter.eps:.6g}",
-    ]
-    return lines
-
-
-def _start(parameter: PlannedParameter) -> str:
-    return (
-        "starts as the model made it"
-        if parameter.start is None
+        lines.append(wrapped(rows, "  ", " " * 4))
+    start = (
+        f"init std × {parameter.init_std:.6g}" if parameter.drawn
+        else "starts as the model made it" if parameter.start is None
         else f"starts at {parameter.start:g}"
-    )
+    )  # fmt: skip
+    factors = {"lr": parameter.lr, "weight decay": parameter.weight_decay, "eps": parameter.eps}
+    gets = ", ".join([start, *(f"{name} × {value:.6g}" for name, value in factors.items())])
+    return [*lines, "", wrapped(f"gets: {gets}", "  ", " " * 8)]
 
 
 @dataclass(frozen=True)
@@ -228,11 +185,15 @@ class Difference:
     other: object
 
     def __str__(self) -> str:
-        return f"{self.template}: {self.field} {_shown(self.mine)} → {_shown(self.other)}"
+        mine, other = (
+            number(value) if isinstance(value, float) else str(value)
+            for value in (self.mine, self.other)
+        )
+        return f"{self.template}: {self.field} {mine} → {other}"
 
 
 class Differences(tuple[Difference, ...]):
-    """What differs between two plans; prints itself line by line."""
+    """The differences between two plans; prints one per line."""
 
     __slots__ = ()
 
@@ -240,8 +201,10 @@ class Differences(tuple[Difference, ...]):
         return "\n".join(str(difference) for difference in self) or "no difference"
 
 
-_COMPARED = ("role", "shape", "repetitions", "optimizer", "init_std", "start", "multiplier", "folded", "lr",
-             "weight_decay", "eps", "rows")  # fmt: skip
+_COMPARED = [
+    *("role", "shape", "repetitions", "optimizer", "init_std", "start"),
+    *("multiplier", "folded", "lr", "weight_decay", "eps", "rows"),
+]
 
 
 def plan_differences(
@@ -250,25 +213,15 @@ def plan_differences(
     settings: Iterable[Difference],
 ) -> Differences:
     """Settings first, then values by template, then parameters that only one of the two has."""
-    found = list(settings)
-    for name in [*mine, *(name for name in other if name not in mine)]:
+    differences = list(settings)
+    for name in {**mine, **other}:
+        template = (mine.get(name) or other[name]).template
         if name in mine and name in other:
-            fields = [
-                (field, getattr(mine[name], field), getattr(other[name], field))
-                for field in _COMPARED
-            ]
+            fields = [(f, getattr(mine[name], f), getattr(other[name], f)) for f in _COMPARED]
         else:
             fields = [("present", name in mine, name in other)]
-        template = (mine.get(name) or other[name]).template
-        found += [
-            Difference(template, field, left, right)
-            for field, left, right in fields
-            if left != right
+        differences += [
+            Difference(template, *values) for values in fields if values[1] != values[2]
         ]
-    # the same difference in every layer is one; by what it says, since settings hold what cannot be
-    # hashed
-    return Differences({repr(difference): difference for difference in found}.values())
-
-
-def _shown(value: object) -> str:
-    return number(value) if isinstance(value, float) else str(value)
+    # The same difference in every layer is one; by its repr, since settings may not be hashable.
+    return Differences({repr(difference): difference for difference in differences}.values())

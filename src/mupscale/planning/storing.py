@@ -1,8 +1,5 @@
-"""A plan as JSON: versioned, and with a checksum, so that a file that was edited or cut short is
-refused.
-"""
+"""A plan as JSON: versioned, with a checksum that detects an edited or truncated file."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -27,20 +24,20 @@ def from_json(text: str) -> dict[str, Any]:
         data = json.loads(text)
     except ValueError as error:
         raise PlanMismatchError(
-            f"not a plan: the JSON is cut short or broken ({error}). Write it anew."
+            f"not a plan: the JSON is truncated or broken ({error}). Write it again."
         ) from error
     if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-        raise PlanMismatchError(f'not a plan: there is no "format": "{FORMAT}" in it.')
+        raise PlanMismatchError(f'not a plan: it has no "format": "{FORMAT}".')
     version, checksum = data.pop("version", None), data.pop("sha256", None)
     if version != VERSION:
         raise PlanMismatchError(
-            f"the plan has version {version!r}; this mupscale reads {VERSION}. Make the plan anew."
+            f"the plan has version {version!r}; this mupscale reads version {VERSION}. "
+            "Make the plan again."
         )
     if checksum != _checksum(data):
         raise PlanMismatchError(
-            "the plan was changed after it was written: its checksum does not fit. Make it anew "
-            "with the settings that "
-            "you want, or keep what you changed in the code that uses it."
+            "the plan was changed after it was written: its checksum does not match. Make a plan "
+            "with the settings that you want, or apply your changes in the code that uses it."
         )
     return data
 
@@ -50,27 +47,17 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(plain.encode()).hexdigest()
 
 
-def parameter_to_dict(parameter: PlannedParameter) -> dict[str, Any]:
-    return dataclasses.asdict(parameter)
+# JSON turns tuples into lists; these turn them back.
 
 
 def parameter_from_dict(data: Mapping[str, Any]) -> PlannedParameter:
-    fields: dict[str, Any] = dict(data)
-    fields["shape"] = tuple(data["shape"])
-    fields["rows"] = tuple(_row_from_dict(row) for row in data["rows"])
-    return PlannedParameter(**fields)
-
-
-def _row_from_dict(data: Mapping[str, Any]) -> RowBlock:
-    fields: dict[str, Any] = dict(data)
-    fields["slices"] = _slices(data["slices"])
-    return RowBlock(**fields)
+    rows = tuple(RowBlock(**{**row, "slices": _slices(row["slices"])}) for row in data["rows"])
+    return PlannedParameter(**{**data, "shape": tuple(data["shape"]), "rows": rows})
 
 
 def hook_from_dict(data: Mapping[str, Any]) -> Hook:
-    fields: dict[str, Any] = dict(data)
-    fields["rows"] = tuple((_slices(slices), factor) for slices, factor in data["rows"])
-    return Hook(**fields)
+    rows = tuple((_slices(slices), factor) for slices, factor in data["rows"])
+    return Hook(**{**data, "rows": rows})
 
 
 def _slices(data: list[list[int]]) -> tuple[tuple[int, int], ...]:

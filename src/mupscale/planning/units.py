@@ -1,27 +1,32 @@
 """What a parameter is to the theory: its unit in symbols, and the numbers to put in."""
 
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 
+from mupscale.errors import NotDerivedError
 from mupscale.reading import ParameterFact, Role, role_row
 from mupscale.theory import (
+    Decay,
     Dense,
     Embedding,
     Expert,
     Fused,
     KeyValue,
+    LowRank,
     Readout,
     Residual,
     Router,
+    Rule,
+    Scaling,
     Unit,
     Vector,
+    derive,
 )
 
 
 @cache
 def unit_for(role: Role, *, in_block: bool, output: bool = False) -> Unit:
-    """The unit of a role. A matrix that fuses q, k and v is dense here: `fused_unit` tells its rows
-    apart.
+    """The unit of a role. A matrix that fuses q, k and v is dense here: `fused_unit` has its rows.
 
     >>> print(unit_for("key", in_block=True))
     Residual(KeyValue(n, r, inner=inner), L, output=False)
@@ -33,12 +38,14 @@ def unit_for(role: Role, *, in_block: bool, output: bool = False) -> Unit:
 @cache
 def fused_unit(*, in_block: bool) -> Fused:
     """Q, K and V in one matrix."""
+    query, shared = Dense("inner", "n"), unit_for("key", in_block=in_block)
+    return Fused(Residual(query, "L", output=False) if in_block else query, shared, shared)
 
-    def placed(unit: Unit) -> Unit:
-        return Residual(unit, "L", output=False) if in_block else unit
 
-    shared = placed(KeyValue("n", "r", "inner"))
-    return Fused(placed(Dense("inner", "n")), shared, shared)
+@lru_cache(maxsize=512)
+def scaling_for(unit: Unit, optimizer: str, rule: Rule, decay: Decay) -> Scaling:
+    """The derivation for a unit, made once: to plan, to print the plan and for the next plan."""
+    return derive(unit, optimizer, rule=rule, decay=decay)
 
 
 def dimensions(fact: ParameterFact) -> dict[str, int]:
@@ -46,39 +53,40 @@ def dimensions(fact: ParameterFact) -> dict[str, int]:
 
     The embedding width n is the gradient's scale; a matrix's own fans are n_out and n_in. Units
     that have n alone (embeddings, readouts, keys and values) mean their own fan by it; a vector
-    that does not grow has n = 1.
+    whose length is fixed has n = 1.
     """
-    numbers = _own_dimensions(fact)
-    return numbers | ({"L": fact.depth} if fact.depth is not None else {})
+    return _own_dimensions(fact) | _depth(fact)
 
 
 def _own_dimensions(fact: ParameterFact) -> dict[str, int]:
+    fans = {"n_out": fact.fan_out, "n_in": fact.fan_in, "n": fact.width}
     match role_row(fact.role).unit:
         case Embedding():
             return {"n": fact.fan_out}
         case Readout() | Router():
             return {"n": fact.fan_in}
         case KeyValue():
-            return {
-                "n": fact.fan_in,
-                "r": fact.repetitions,
-                "inner": fact.fan_out * fact.repetitions,
-            }
+            inner = fact.fan_out * fact.repetitions
+            return {"n": fact.fan_in, "r": fact.repetitions, "inner": inner}
         case Vector():
             return {"n": 1 if fact.fixed else fact.width}
         case Expert():
             share = Fraction(fact.active).limit_denominator(1 << 16)
-            return _fans(fact) | {"active": share.numerator, "experts": share.denominator}
-        case _:
-            return _fans(fact)
+            return fans | {"active": share.numerator, "experts": share.denominator}
+        case Dense() | LowRank():
+            return fans
+        case unit:
+            raise NotDerivedError(
+                f"no dimensions are known for {unit}, the unit of the role {fact.role}. Add it to "
+                "mupscale.planning.units."
+            )
 
 
 def fused_dimensions(fact: ParameterFact) -> dict[str, int]:
     """The numbers for `fused_unit`."""
     inner = fact.fan_out * fact.repetitions // (fact.repetitions + 2)
-    numbers = {"n": fact.fan_in, "r": fact.repetitions, "inner": inner}
-    return numbers | ({"L": fact.depth} if fact.depth is not None else {})
+    return {"n": fact.fan_in, "r": fact.repetitions, "inner": inner} | _depth(fact)
 
 
-def _fans(fact: ParameterFact) -> dict[str, int]:
-    return {"n_out": fact.fan_out, "n_in": fact.fan_in, "n": fact.width}
+def _depth(fact: ParameterFact) -> dict[str, int]:
+    return {} if fact.depth is None else {"L": fact.depth}

@@ -1,4 +1,4 @@
-"""What a plan is made of: plain frozen values, one for each parameter."""
+"""What a plan is made of: plain frozen values, one per parameter."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ Multipliers = Literal["fold", "hook"]
 
 @dataclass(frozen=True)
 class RowBlock:
-    """The rows of q, k or v in a fused matrix, and the factors they would have in a matrix of their
-    own.
-    """
+    """The rows of q, k or v in a fused matrix, with the factors of a separate matrix."""
 
     role: Role
     slices: Slices
     """(start, stop) along the output axis."""
     init_std: float
     multiplier: float
-    """What a hook multiplies their outputs by; 1 where the optimizer steps the rows by
-    themselves.
-    """
+    """What a hook multiplies their outputs by; 1 where the optimizer steps these rows alone."""
     lr: float
     weight_decay: float
+
+    @property
+    def outputs(self) -> int:
+        return sum(stop - start for start, stop in self.slices)
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,18 @@ class PlannedParameter:
     weight_decay: float
     eps: float
     start: float | None = None
-    """What a gain or bias is set to (its stored value); None for what is drawn, or left as the
-    model made it.
-    """
+    """The stored value of a gain or bias at the start; None if it is drawn or left as it is."""
     multiplier: float = 1.0
-    """What a hook multiplies by in the forward pass, beyond the model's own constants."""
+    """What a hook multiplies by in the forward pass, in addition to the model's own constants."""
     folded: float = 1.0
-    """What has been moved from the forward pass into the values above."""
+    """The factor of the forward pass that was moved into the values above."""
     offset: float = 0.0
     """A gain that acts as 1 + weight has offset 1."""
     rows: tuple[RowBlock, ...] = ()
     kernel: bool = False
     """Whether it is the kernel of a convolution."""
     kept: str = ""
-    """Why `initialize_` leaves it as the model made it; empty where it does not."""
+    """Why `initialize_` leaves it as the model made it; empty if it does not."""
     evidence: str = ""
     """How its role is known."""
 
@@ -73,20 +71,23 @@ class PlannedParameter:
 
     @property
     def drawn(self) -> bool:
-        """Whether it starts at random."""
+        """Whether its role starts at random."""
         return self.role not in NOT_DRAWN
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Init, multiplier, rate, decay and epsilon: what the table shows."""
+        """The factors in the table: init, multiplier, rate, decay and epsilon."""
         return self.init_std, self.multiplier, self.lr, self.weight_decay, self.eps
+
+    @property
+    def row_multipliers(self) -> tuple[tuple[Slices, float], ...]:
+        """The parts of a fused matrix whose outputs a hook multiplies."""
+        return tuple((b.slices, b.multiplier) for b in self.rows if b.multiplier != 1)
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A factor in the forward pass of one module: on its output, on its input, or on the rows of
-    its weight.
-    """
+    """A factor in the forward pass of a module: on its output, its input or rows of its weight."""
 
     module: str
     where: Literal["output", "input", "rows"]
