@@ -224,7 +224,7 @@ class TestHooks:
 
     def test_that_are_not_there_cannot_be_baked(self):
         model, plan = self.make()
-        with pytest.raises(PlanMismatchError, match="does not carry"):
+        with pytest.raises(PlanMismatchError, match="does not have this plan.s hooks"):
             plan.bake_(model)
 
 

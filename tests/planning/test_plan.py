@@ -345,7 +345,7 @@ class TestRefusals:
         assert any(
             "a kernel that the meta" in w for w in mu.plan(model, base={"width": 32}).warnings
         )
-        with pytest.raises(UnreadableModelError, match="order that is not known"):
+        with pytest.raises(UnreadableModelError, match="in an unknown order"):
             mu.plan(model, base={"width": 32, "r": 2})
 
     @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ class TestWeights:
 
     def test_std_needs_a_model(self):
         model, plan = planned()
-        with pytest.raises(OptionError, match="Give verify the model too"):
+        with pytest.raises(OptionError, match="Pass the model too"):
             plan.verify(AdamW(plan.param_groups(model, lr=0.01)), std=0.02)
 
     def test_what_it_takes_for_chance(self):
@@ -371,7 +371,7 @@ class TestSecondClipping:
     def test_twice_by_the_plan_is_refused(self):
         model, plan = planned()
         optimizer = self.made(plan, model)
-        with pytest.raises(OptionError, match=r"clips before each step already, to a norm of 0\.5"):
+        with pytest.raises(OptionError, match=r"already clips before each step, to a norm of 0\.5"):
             plan.clip_before_step(optimizer, 1.0)
 
     def test_a_closure_makes_gradients_too_late(self):
