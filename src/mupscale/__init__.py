@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mupscale.norms import expected_operator_norm, repeat, rms_operator_norm, spectral_norm
     from mupscale.planning import Plan, plan
     from mupscale.reading import Reading, read
-    from mupscale.recipes import Recipe, transfer
+    from mupscale.recipes import Recipe, TargetRun, TunedBase, transfer
     from mupscale.studies import Study
     from mupscale.targets import proxy
     from mupscale.theory import Rule, Scaling, derive
@@ -27,10 +27,11 @@ __version__ = "0.1.0"
 
 # fmt: off
 __all__ = [
-    "MupscaleError", "Plan", "Reading", "Recipe", "Rule", "Scaling", "Study", "analysis", "checks",
-    "coordinate_check", "derive", "engines", "expected_operator_norm", "norms", "optim", "plan",
-    "planning", "proxy", "read", "reading", "recipes", "repeat", "rms_operator_norm",
-    "spectral_norm", "studies", "targets", "theory", "transfer",
+    "MupscaleError", "Plan", "Reading", "Recipe", "Rule", "Scaling", "Study", "TargetRun",
+    "TunedBase", "analysis", "checks", "coordinate_check", "derive", "engines",
+    "expected_operator_norm", "norms", "optim", "plan", "planning", "proxy", "read", "reading",
+    "recipes", "repeat", "rms_operator_norm", "spectral_norm", "studies", "targets", "theory",
+    "transfer",
 ]
 _HOMES = {
     "checks": ["coordinate_check"],
@@ -38,7 +39,7 @@ _HOMES = {
     "norms": ["expected_operator_norm", "repeat", "rms_operator_norm", "spectral_norm"],
     "planning": ["Plan", "plan"],
     "reading": ["Reading", "read"],
-    "recipes": ["Recipe", "transfer"],
+    "recipes": ["Recipe", "TargetRun", "TunedBase", "transfer"],
     "studies": ["Study"],
     "targets": ["proxy"],
     "theory": ["Rule", "Scaling", "derive"],

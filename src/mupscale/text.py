@@ -32,14 +32,17 @@ def terminal_columns() -> int:
     return max(MIN_COLUMNS, shutil.get_terminal_size((DEFAULT_COLUMNS, 24)).columns)
 
 
-def wrapped(text: str, indent: str = "", hanging: str | None = None) -> str:
-    """One paragraph at the terminal's width; `hanging` indents the lines after the first.
+def wrapped(
+    text: str, indent: str = "", hanging: str | None = None, columns: int | None = None
+) -> str:
+    """One paragraph at the terminal's width, or at `columns`; `hanging` indents the lines after the
+    first.
 
     Words are never broken, so that a path or a command can be copied.
     """
     return textwrap.fill(
         text,
-        terminal_columns(),
+        terminal_columns() if columns is None else columns,
         initial_indent=indent,
         subsequent_indent=indent if hanging is None else hanging,
         break_long_words=False,

@@ -24,6 +24,7 @@ SHOWN = re.findall(
 def test_the_document_shows_what_is_printed(command, shown, capsys, monkeypatch):
     """If it does not: run the command in the project's folder and paste what it prints."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "120")
     arguments, _, cut = command.partition(" | ")
     assert main(arguments.split()) == 0
     printed = capsys.readouterr().out
@@ -95,7 +96,7 @@ def test_a_mistake_is_one_message(arguments, status, message, capsys):
         (
             lambda trial: {**trial, "status": "diverged", "loss": None},
             1,
-            "not one trial finished well",
+            "no trial finished",
         ),
     ],
     ids=["empty", "all diverged"],

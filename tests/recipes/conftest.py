@@ -15,4 +15,6 @@ def analysis():
 @pytest.fixture(scope="session")
 def recipe(analysis) -> Recipe:
     """For a small Llama, under the rule that gives keys and values a rate of their own."""
-    return mu.transfer(DENSE, to=TINY, rule="gqa-mup", analysis=analysis, sequence=32)
+    return mu.transfer(
+        DENSE, to=TINY, rule="gqa-mup", analysis=analysis, run=mu.TargetRun(sequence=32)
+    )

@@ -44,14 +44,14 @@ def test_better_is_said_only_where_an_interval_says_it():
     assert "better than b (-0.1000 [-0.1500, -0.0500] nats)" in why
     open_gap = replace(gap, difference=Estimate(0.1, -0.05, 0.25), better=None)
     _, why = choose(analysis({"a": 0.0, "b": 0.0}, open_gap), None)
-    assert "no interval tells it from b" in why
+    assert "indistinguishable from b" in why
     assert "better" not in why
 
 
 def test_a_rule_that_is_asked_for_may_be_worse():
     gap = Comparison(AT_PROXY, "nats", "b", "a", Estimate(0.1, 0.05, 0.15), better="a")
     assert choose(analysis({"a": 0.0, "b": 0.0}, gap), "b")[1].startswith(
-        "asked for; worse than a (+0.1000"
+        "as requested; worse than a (+0.1000"
     )
 
 
@@ -64,7 +64,10 @@ def test_rules_are_compared_on_the_members_that_all_have():
 
 def test_what_is_asked_for_is_taken_if_it_was_swept():
     found = analysis({"a": 0.0, "b": 0.0})
-    assert choose(found, "b") == ("b", "asked for")
+    assert choose(found, "b") == ("b", "as requested")
     with pytest.raises(UnknownNameError, match=r"unknown rule of this study 'c'.*Known: a, b"):
         choose(found, "c")
-    assert choose(analysis({"a": 0.0}, cells=CELLS[:2]), None) == ("a", "the only one swept")
+    assert choose(analysis({"a": 0.0}, cells=CELLS[:2]), None) == (
+        "a",
+        "the only rule in the study",
+    )

@@ -14,7 +14,10 @@ from tests.odd.model import build
 from tests.recipes.studies import written
 
 SAID = mu.Reading.load(HERE / "mupscale.toml")
-RUN = {"tokens": 1e6, "sequence": 32, "weight_decay": 0.1, "std": 0.1}
+RUN = {
+    "run": mu.TargetRun(tokens=1e6, sequence=32),
+    "base": mu.TunedBase(weight_decay=0.1, std=0.1),
+}
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """`mupscale transfer`."""
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
@@ -97,16 +98,9 @@ def transfer(
         to=to,
         rule=rule,
         decay=decay,
-        tokens=run.tokens,
-        tokens_per_parameter=run.tokens_per_parameter,
-        sequence=run.sequence,
-        weight_decay=base.weight_decay,
-        eps=base.eps,
-        std=base.std,
+        run=mupscale.TargetRun(**asdict(run)),
+        base=replace(mupscale.TunedBase(**asdict(base)), betas=_betas(base.betas)),
         reading=reading.of_target(to),
-        betas=_betas(base.betas),
-        clip=base.clip,
-        floor=run.floor,
     )
     if export is not None:
         text = recipe.export(export)

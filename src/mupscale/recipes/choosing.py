@@ -9,24 +9,26 @@ from mupscale.errors import StudyFailedError, UnknownNameError
 AT_PROXY = "loss at the proxy's optimum"
 
 
-def choose(analysis: StudyAnalysis, asked: str | None) -> tuple[str, str]:
-    """A rule and the reason: the one asked for, the only one, or the one that trains best at the
-    proxy's optimum.
+def choose(analysis: StudyAnalysis, requested: str | None) -> tuple[str, str]:
+    """A rule and the reason: the requested one, the only one, or the one with the lowest loss when
+    every model trains at the proxy's optimum.
     """
     swept = list(dict.fromkeys(cell.rule for cell in analysis.cells))
-    if asked is not None:
-        if asked not in swept:
-            raise UnknownNameError("rule of this study", asked, swept)
-        others = [rule for rule in swept if rule != asked and _between(analysis, asked, rule)]
-        return asked, "; ".join(
-            ["asked for", *(_against(analysis, asked, other) for other in others)]
-        )
+    if requested is not None:
+        if requested not in swept:
+            raise UnknownNameError("rule of this study", requested, swept)
+        compared = [
+            _against(analysis, requested, rule)
+            for rule in swept
+            if rule != requested and _between(analysis, requested, rule)
+        ]
+        return requested, "; ".join(["as requested", *compared])
     if len(swept) == 1:
-        return swept[0], "the only one swept"
-    losses = {rule: _losses(analysis, rule) for rule in swept}
-    losses = {rule: found for rule, found in losses.items() if found}
+        return swept[0], "the only rule in the study"
+    losses = {rule: found for rule in swept if (found := _losses(analysis, rule))}
     if not losses:
-        raise StudyFailedError("not one trial finished well: there is no optimum to carry over.")
+        raise StudyFailedError("no trial finished, so there is no optimum to transfer.")
+    # Members differ in loss, so rules are compared on the members that all of them have.
     common = set.intersection(*(set(found) for found in losses.values()))
     means = {
         rule: statistics.fmean(
@@ -35,10 +37,10 @@ def choose(analysis: StudyAnalysis, asked: str | None) -> tuple[str, str]:
         for rule, found in losses.items()
     }
     best = min(means, key=means.__getitem__)
-    members = len(common) or len(losses[best])
+    models = len(common) or len(losses[best])
     reason = (
-        f"lowest loss at the proxy's optimum, {means[best]:.4f} nats over {members} member"
-        + "s" * (members > 1)
+        f"with the lowest loss at the proxy's optimum ({means[best]:.4f} nats, mean over {models} "
+        f"model{'s' * (models > 1)})"
     )
     return best, "; ".join(
         [reason, *(_against(analysis, best, other) for other in means if other != best)]
@@ -46,15 +48,15 @@ def choose(analysis: StudyAnalysis, asked: str | None) -> tuple[str, str]:
 
 
 def _losses(analysis: StudyAnalysis, rule: str) -> dict[str, float]:
-    """By member: the loss at its own optimum, and what the proxy's optimum gives up there."""
-    given_up = {
+    """By member: the loss at its own optimum plus what the proxy's optimum costs there."""
+    costs = {
         regret.member.label: regret.loss.value
         for transfer in analysis.transfers
         if transfer.rule == rule
         for regret in transfer.regrets
     }
     found = {
-        cell.member.label: cell.loss + given_up.get(cell.member.label, 0.0)
+        cell.member.label: cell.loss + costs.get(cell.member.label, 0.0)
         for cell in analysis.cells
         if cell.rule == rule and cell.loss is not None
     }
@@ -70,7 +72,7 @@ def _against(analysis: StudyAnalysis, best: str, other: str) -> str:
     low, high = sorted((sign * gap.low, sign * gap.high))
     numbers = f"{sign * gap.value:+.4f} [{low:+.4f}, {high:+.4f}] nats"
     verdict = {best: "better than", other: "worse than"}.get(
-        comparison.better or "", "no interval tells it from"
+        comparison.better or "", "indistinguishable from"
     )
     return f"{verdict} {other} ({numbers})"
 

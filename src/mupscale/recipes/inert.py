@@ -1,12 +1,10 @@
-"""Names from users as plain words: on one line, short, and without anything that code or a terminal
-would act on.
-"""
+"""Text from users made harmless: one line, short, nothing that code or a terminal would act on."""
 
 LONGEST = 120
 
 
 def one_line(words: str, longest: int = LONGEST) -> str:
-    r"""The words on one line: what cannot be printed is left out, and what is too long is cut.
+    r"""The words on one line: unprintable characters become spaces, long text is cut.
 
     >>> one_line("gqa\n\x1b[31m red"), len(one_line("x" * 500))
     ('gqa [31m red', 120)
@@ -17,7 +15,7 @@ def one_line(words: str, longest: int = LONGEST) -> str:
 
 
 def for_docstring(words: str, longest: int = LONGEST) -> str:
-    r"""The words for a docstring: without quotes and backslashes, which could end it.
+    r"""The words for a docstring, without quotes and backslashes, which could end it.
 
     >>> for_docstring('a' + 3 * chr(34) + ' + evil()' + chr(92))
     "a''' + evil()/"

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from mupscale.errors import DimensionError, OptionError
 from mupscale.models import SEQUENCE_TOKENS, BatchRule, budget, warmup_iterations
+from mupscale.recipes.options import TargetRun
 from mupscale.recipes.shapes import ModelShape
 
 
 @dataclass(frozen=True)
 class SequenceLength:
-    """Tokens of a sequence, None where nothing says how many, and who says it."""
+    """Tokens per sequence (None if unknown), and where the number comes from."""
 
     tokens: int | None
     source: str
@@ -18,7 +19,7 @@ class SequenceLength:
 
 @dataclass(frozen=True)
 class RunLength:
-    """A run of the target."""
+    """The target's run in numbers."""
 
     tokens: int
     tokens_per_parameter: float
@@ -26,49 +27,48 @@ class RunLength:
     sequence_source: str
     batch_tokens: int
     batch_sequences: int | None
-    "None where the length of a sequence is not known."
+    "None where the length of a sequence is unknown."
     batch_rule: BatchRule
     steps: int
     warmup: int
 
 
-def sequence_for(shape: ModelShape, asked: int | None) -> SequenceLength:
-    """The sequences asked for, or the paper's of 8192, cut to the positions that the target has.
+def sequence_for(shape: ModelShape, requested: int | None) -> SequenceLength:
+    """The requested length, or the paper's 8192 cut to the target's positions.
 
-    A target that does not say how many positions it has gets none. Positions that are learned are
-    all there are.
+    None if the target's config does not give its positions. A table of learned positions is a hard
+    limit.
     """
-    if asked is not None:
-        if asked < 1:
-            raise DimensionError(f"sequence={asked} is not a number of tokens. Give at least 1.")
-        if shape.learned_positions is not None and asked > shape.learned_positions:
+    if requested is not None:
+        if requested < 1:
+            raise DimensionError(f"sequence={requested} must be at least 1 token.")
+        if shape.learned_positions is not None and requested > shape.learned_positions:
             raise DimensionError(
-                f"sequence={asked} is longer than the {shape.learned_positions} positions that "
-                f"{shape.architecture} "
-                f"has embeddings for. Choose at most {shape.learned_positions}, or a target with "
-                "more positions."
+                f"sequence={requested} is longer than the {shape.learned_positions} positions that "
+                f"{shape.architecture} has embeddings for. Choose at most "
+                f"{shape.learned_positions}, or a target with more positions."
             )
-        return SequenceLength(asked, "given")
+        return SequenceLength(requested, "given")
     if shape.positions is None:
         return SequenceLength(None, "not known")
     if shape.positions <= SEQUENCE_TOKENS:
         return SequenceLength(shape.positions, "all positions of the target")
-    return SequenceLength(
-        SEQUENCE_TOKENS, f"the paper's; the target has {shape.positions:,} positions"
-    )
+    source = f"the paper's; the target has {shape.positions:,} positions"
+    return SequenceLength(SEQUENCE_TOKENS, source)
 
 
 def length_for(
     parameters: int, total: float, sequence: SequenceLength, rule: BatchRule = "table"
 ) -> RunLength:
-    """The run of a model with so many parameters on so many tokens.
+    """The run of a model with `parameters` parameters on `total` tokens.
 
-    The batch rule counts sequences of 8192; other sequences fill the same number of tokens.
+    The batch rule counts sequences of 8192 tokens; other sequences fill the same number of tokens.
 
-    >>> found = length_for(88_190_000, 881_900_000, SequenceLength(8192, "given"))
-    >>> found.batch_sequences, found.batch_tokens, found.steps, found.warmup
+    >>> sequence = SequenceLength(8192, "given")
+    >>> run = length_for(88_190_000, 881_900_000, sequence)
+    >>> run.batch_sequences, run.batch_tokens, run.steps, run.warmup
     (33, 270336, 3262, 65)
-    >>> length_for(88_190_000, 881_900_000, SequenceLength(8192, "given"), "printed").batch_sequences
+    >>> length_for(88_190_000, 881_900_000, sequence, "printed").batch_sequences
     22
     """
     if not (math.isfinite(total) and total >= SEQUENCE_TOKENS):
@@ -84,24 +84,27 @@ def length_for(
     else:
         steps = max(1, round(tokens / batch_tokens))
     return RunLength(
-        tokens, tokens / parameters, size, sequence.source, batch_tokens, batch, rule, steps,
-        warmup_iterations(steps, 1, batch_tokens),
-    )  # fmt: skip
-
-
-def total_tokens(
-    parameters: int, tokens: float | None, per_parameter: float | None
-) -> float | None:
-    """Of the run, from what was asked for; None where nothing was."""
-    if tokens is not None and per_parameter is not None:
-        raise OptionError(
-            f"tokens={tokens:g} and tokens_per_parameter={per_parameter:g} say the same. Give one "
-            "of them."
-        )
-    return (
-        tokens
-        if tokens is not None
-        else None
-        if per_parameter is None
-        else per_parameter * parameters
+        tokens=tokens,
+        tokens_per_parameter=tokens / parameters,
+        sequence=size,
+        sequence_source=sequence.source,
+        batch_tokens=batch_tokens,
+        batch_sequences=batch,
+        batch_rule=rule,
+        steps=steps,
+        warmup=warmup_iterations(steps, 1, batch_tokens),
     )
+
+
+def total_tokens(parameters: int, run: TargetRun, default_ratio: float | None) -> float | None:
+    """Tokens in the run; `default_ratio` is the study's tokens per parameter, None if unknown."""
+    ratio = run.tokens_per_parameter
+    if run.tokens is not None and ratio is not None:
+        raise OptionError(
+            f"tokens={run.tokens:g} and tokens_per_parameter={ratio:g} set the same thing. Give "
+            "one of them."
+        )
+    if run.tokens is not None:
+        return run.tokens
+    ratio = default_ratio if ratio is None else ratio
+    return None if ratio is None else ratio * parameters

@@ -1,87 +1,80 @@
-"""From optima over a family to one more member of it: the target."""
+"""From the optima of a family of models to one more member: the target."""
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import CellAnalysis, RuleTransfer, StudyAnalysis
+from mupscale.analysis.flags import FLAGS, UNSURE
 from mupscale.analysis.slopes import t_quantile
 from mupscale.recipes.shapes import ModelShape
-
-DOUBTS = {
-    "edge": "its optimum lies at the edge of what was tried: widen the range",
-    "flat": "its curve is too flat for an interval: add rates or seeds",
-    "few": "it has too few runs for an interval: add rates",
-    "seeds": "its seeds differ too much for an interval: add seeds",
-    "saddle": "its surface has no minimum in what was tried: widen the ranges",
-}
-"""What each flag of an optimum means to a reader. One of them makes a recipe inconclusive."""
 
 
 @dataclass(frozen=True)
 class Extrapolated:
-    """The rate along a drift that was told from zero, in log2, at the target's place on the
-    family's axis.
-    """
+    """Where a significant drift would put log2 of the rate at the target's position on the axis."""
 
     axis: str
     position: float
     centre: float
-    "Where the members stand, as a geometric mean."
+    "Geometric mean of the members' positions."
     drift: Estimate
     value: float
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return (
+            f"If the drift with {self.axis} continued, the learning rate at {self.axis} = "
+            f"{self.position:,g} would be 2^{self.value:.2f} [2^{self.low:.2f}, 2^{self.high:.2f}] "
+            f"(the swept models are centred on {self.centre:.3g}). The values below do not follow "
+            "it."
+        )
+
 
 def predicted(
     optima: Sequence[Estimate], mean: Estimate | None = None, confidence: float = 0.95
 ) -> Estimate:
-    """The optimum of one more member, in log2: Student's prediction interval, mean ± t·s·√(1 +
-    1/k).
+    """The optimum of one more member, in log2: Student's prediction interval, mean ± t·s·√(1+1/k).
 
-    The spread s of k optima holds both how far members lie apart and how well each is known. What
-    all members share, such as the luck of common seeds, it does not hold: so the interval also
-    covers that of the mean. A single member has its own interval, and nothing is known of transfer.
+    The spread s of k optima contains both the differences between members and the error of each
+    optimum. It misses what all members share, such as the luck of common seeds, so the interval
+    also covers that of the mean. A single member keeps its own interval: transfer was not measured.
 
-    >>> found = predicted([Estimate(x, x - 0.1, x + 0.1) for x in (-6.2, -6.0, -5.8)])
-    >>> round(found.value, 2), round(found.low, 2), round(found.high, 2)
+    >>> optimum = predicted([Estimate(x, x - 0.1, x + 0.1) for x in (-6.2, -6.0, -5.8)])
+    >>> round(optimum.value, 2), round(optimum.low, 2), round(optimum.high, 2)
     (-6.0, -6.99, -5.01)
     """
     if len(optima) == 1:
         return optima[0]
     values, count = [one.value for one in optima], len(optima)
     centre = statistics.fmean(values) if mean is None else mean.value
-    half = (
-        t_quantile(count - 1, confidence, 1) * statistics.stdev(values) * math.sqrt(1 + 1 / count)
-    )
+    spread = statistics.stdev(values) * math.sqrt(1 + 1 / count)
+    half = t_quantile(count - 1, confidence, 1) * spread
     if mean is None:  # as wide as if all members erred together
-        low, high = (
-            statistics.fmean(one.low for one in optima),
-            statistics.fmean(one.high for one in optima),
-        )
+        low = statistics.fmean(one.low for one in optima)
+        high = statistics.fmean(one.high for one in optima)
     else:
         low, high = mean.low, mean.high
     return Estimate(centre, min(centre - half, low), max(centre + half, high), count - 1)
 
 
-def found_optima(analysis: StudyAnalysis, rule: str) -> dict[str, list[Estimate]]:
-    """The optima of each searched parameter, in log2, over the members that have one.
+def rule_optima(analysis: StudyAnalysis, rule: str) -> dict[str, list[Estimate]]:
+    """The members' optima of each searched parameter, in log2.
 
-    What was searched and has no fit of its own, as the third of three, is where each member's
-    lowest loss is.
+    A parameter without a fit, such as the third of three, is taken at the member's lowest loss.
     """
     cells = [cell for cell in analysis.cells if cell.rule == rule and cell.found and cell.lowest]
     members = {
         m for transfer in analysis.transfers if transfer.rule == rule for m in transfer.members
     }
     cells = [cell for cell in cells if cell.member in members] or cells
-    return {name: [_found(cell, name) for cell in cells] for name in analysis.parameters if cells}
+    return {name: [_optimum(cell, name) for cell in cells] for name in analysis.parameters if cells}
 
 
-def _found(cell: CellAnalysis, name: str) -> Estimate:
+def _optimum(cell: CellAnalysis, name: str) -> Estimate:
     if name in cell.found:
         return cell.found[name]
     assert cell.lowest is not None
@@ -91,18 +84,16 @@ def _found(cell: CellAnalysis, name: str) -> Estimate:
 def extrapolated(
     analysis: StudyAnalysis, transfer: RuleTransfer, target: ModelShape
 ) -> Extrapolated | None:
-    """None where the drift is not told from zero, or the target has no place on the axis."""
+    """None without a significant drift, or if the target has no position on the axis."""
     drift, mean, axis = transfer.drift, transfer.mean, analysis.axis
-    position = positions(target).get(axis or "")
+    position = {
+        "r": target.r,
+        "width": target.width,
+        "depth": target.depth,
+        "parameters": target.parameters,
+    }.get(axis or "")
     places = [member.position for member in transfer.members if member.position]
-    if (
-        drift is None
-        or mean is None
-        or axis is None
-        or position is None
-        or not places
-        or not drift.excludes(0)
-    ):
+    if not (axis and position and places and mean and drift and drift.excludes(0)):
         return None
     centre = statistics.fmean(math.log2(place) for place in places)
     away = math.log2(position) - centre
@@ -112,24 +103,14 @@ def extrapolated(
     )
 
 
-def positions(shape: ModelShape) -> Mapping[str, float]:
-    """Where a model stands on each axis that a family may have."""
-    return {
-        "r": shape.r,
-        "width": shape.width,
-        "depth": shape.depth,
-        "parameters": shape.parameters,
-    }
-
-
 def doubts(analysis: StudyAnalysis, rule: str) -> list[str]:
-    """Why the optima of a rule carry no recommendation; empty where they do."""
+    """Why the optima of a rule do not support a recipe; empty if they do."""
     return [doubt for cell in analysis.cells if cell.rule == rule for doubt in _doubts(cell)]
 
 
 def _doubts(cell: CellAnalysis) -> list[str]:
     where = f"{cell.rule}, {cell.member.label}"
     if not cell.found:
-        return [f"{where}: none of its {cell.runs} runs ended well"]
-    flags = {"few"} if "few" in cell.flags else set(cell.flags)
-    return [f"{where}: {meaning}" for flag, meaning in DOUBTS.items() if flag in flags]
+        return [f"{where}: none of its {cell.runs} runs finished"]
+    flags = {"few"} if "few" in cell.flags else UNSURE & set(cell.flags)
+    return [f"{where}: {text.advice}" for flag, text in FLAGS.items() if flag in flags]

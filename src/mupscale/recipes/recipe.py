@@ -1,30 +1,29 @@
-"""`Recipe`: what to train a target with, how sure that is, and where it comes from."""
+"""`Recipe`: the values to train a target with, how certain they are, and their evidence."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mupscale.analysis.estimates import Estimate
 from mupscale.planning import Plan
 from mupscale.recipes import exports, showing
 from mupscale.recipes.lengths import RunLength
+from mupscale.recipes.options import Betas, TrainingSettings, how_to_set, in_words
 from mupscale.recipes.predicting import Extrapolated
 from mupscale.recipes.rows import RecipeRow
 from mupscale.recipes.shapes import ModelShape
-from mupscale.recipes.told import Betas, Told, in_words, request
 from mupscale.recipes.values import BaseValue, CarriedDecay
+from mupscale.records import finite
 
 FORMAT = "mupscale recipe"
 
 
 @dataclass(frozen=True)
 class StudyEvidence:
-    """What stands behind the numbers of a recipe."""
+    """The runs behind a recipe."""
 
     study: str
     runs: int
@@ -32,47 +31,45 @@ class StudyEvidence:
     members: tuple[str, ...]
     "Models with an optimum under the rule."
     axis: str
-    "In what they differ."
+    "What the models differ in."
     drift: Estimate | None
-    "Octaves of the optimum for each doubling along the axis."
+    "Octaves of the optimum per doubling along the axis."
     regret: Estimate | None
-    "The most that a model gives up, in nats, if it is trained at the optimum of the least of them."
+    "The largest cost, in nats, of training a model at the proxy's optimum."
     confidence: float
     study_flops: float | None
     target_flops: float
 
     @property
     def share(self) -> float | None:
-        """What the study cost, over what the target's run costs."""
+        """FLOPs of the study over FLOPs of the target's run."""
         return None if self.study_flops is None else self.study_flops / self.target_flops
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Base values for a target, the plan that makes them each parameter's own, and what is not
-    known.
+    """Base values for a target, the plan that turns them into values per parameter, and the risks.
 
-    A value: nothing is changed by it. `plan` applies it to a model: `plan.initialize_(model,
-    std=recipe.std.value, seed=0)` and `plan.param_groups(model, **recipe.base_values)`.
+    To apply it: `plan.initialize_(model, std=recipe.std.value, seed=0)`, then
+    `plan.param_groups(model, **recipe.base_values)`.
     """
 
     target: str
     shape: ModelShape
     rule: str
     why: str
+    "Why this rule."
     log2_lr: Estimate
     lr: BaseValue
     decay: CarriedDecay
     eps: BaseValue | None
-    "None where it is not known, or the optimizer has none."
+    "None if it is unknown, or if the optimizer has none."
     std: BaseValue
-    told: Told
+    training: TrainingSettings
     unknown: tuple[str, ...]
-    """Arguments of `transfer` for what neither the study nor the caller said: betas, eps, clip,
-    floor, sequence.
-    """
+    "Options that neither the study nor the caller set: betas, eps, clip, floor, sequence."
     settings: Mapping[str, Any]
-    "Of the study's optimizer."
+    "The study's optimizer settings."
     length: RunLength
     plan: Plan = field(repr=False)
     rows: tuple[RecipeRow, ...] = field(repr=False)
@@ -80,7 +77,7 @@ class Recipe:
     extrapolated: Extrapolated | None
     risks: tuple[str, ...]
     doubts: tuple[str, ...]
-    "Why it is inconclusive; empty where it is not."
+    "Why the recipe is inconclusive; empty if it is conclusive."
 
     @property
     def conclusive(self) -> bool:
@@ -92,21 +89,21 @@ class Recipe:
 
     @property
     def betas(self) -> Betas | None:
-        return self.told.betas
+        return self.training.betas
 
     @property
     def request(self) -> str | None:
-        """What is not known, and how to say it: one sentence for all of it."""
-        return f"{in_words(self.unknown)}. {request(self.unknown)}" if self.unknown else None
+        """One sentence that lists what is unknown and how to set it."""
+        return f"{in_words(self.unknown)}. {how_to_set(self.unknown)}" if self.unknown else None
 
     @property
     def weight_decay(self) -> BaseValue:
-        """Of the base, as chosen."""
+        """The base weight decay, carried over as chosen."""
         return self.decay.value
 
     @property
     def base_values(self) -> dict[str, Any]:
-        """What `plan.param_groups` takes, as far as it is known."""
+        """Arguments for `plan.param_groups`, as far as they are known."""
         values: dict[str, Any] = {"lr": self.lr.value, "weight_decay": self.weight_decay.value}
         if self.eps is not None and all(row.eps is not None for row in self.rows):
             values["eps"] = self.eps.value
@@ -114,8 +111,8 @@ class Recipe:
 
     @property
     def effective_taus(self) -> tuple[float, float] | None:
-        """The least and the largest τ of any parameter: 1/(its rate × its decay × steps). None
-        without decay, or l2.
+        """The smallest and largest τ = 1/(rate × decay × steps) of any parameter. None for l2
+        decay, or without decay.
         """
         products = [row.lr * row.weight_decay for row in self.rows if row.lr * row.weight_decay > 0]
         if not products or self.plan.decay == "l2":
@@ -125,68 +122,56 @@ class Recipe:
     def __str__(self) -> str:
         return self.to_text()
 
-    def to_text(self) -> str:
-        return showing.text(self)
+    def to_text(self, columns: int | None = None) -> str:
+        """Plain text, as wide as the terminal or as given."""
+        return showing.text(self, columns)
 
     def to_markdown(self) -> str:
         return showing.markdown(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; None for infinite ends, and for what is not known."""
-        return {
-            "format": FORMAT,
-            "version": 1,
-            "target": {"name": self.target, **dataclasses.asdict(self.shape)},
-            "rule": {"name": self.rule, "why": self.why},
-            "conclusive": self.conclusive,
-            "doubts": list(self.doubts),
-            "not_known": list(self.unknown),
-            "base_values": self._base_values(),
-            "clip": self.told.clip,
-            "floor": self.told.floor,
-            "log2_lr": _finite(dataclasses.asdict(self.log2_lr)),
-            "extrapolated": self.extrapolated and _finite(dataclasses.asdict(self.extrapolated)),
-            "decay": self._decay(),
-            "length": dataclasses.asdict(self.length),
-            "plan": [{**dataclasses.asdict(row), "shape": list(row.shape)} for row in self.rows],
-            "hooks": len(self.plan.hooks),
-            "evidence": {
-                **_finite(dataclasses.asdict(self.evidence)),
-                "share": self.evidence.share,
-            },
-            "risks": list(self.risks),
-        }
-
-    def _base_values(self) -> dict[str, Any]:
+        """Plain values; None for infinite ends, and for what is unknown."""
+        decay = self.decay
         values = {
             "lr": self.lr,
             "weight_decay": self.weight_decay,
             "eps": self.eps,
             "std": self.std,
         }
-        found: dict[str, Any] = {name: value and value.to_dict() for name, value in values.items()}
-        return found | {"betas": self.betas and list(self.betas)}
-
-    def _decay(self) -> dict[str, Any]:
-        decay = self.decay
         return {
-            "chosen": decay.chosen,
-            "wd": decay.by_wd.to_dict(),
-            "tau": decay.by_tau and decay.by_tau.to_dict(),
-            "proxy_steps": decay.proxy_steps,
-            "base_tau": {"proxy": decay.proxy_tau, "target": decay.target_tau},
-            "effective_tau": self.effective_taus and list(self.effective_taus),
+            "format": FORMAT,
+            "version": 1,
+            "target": {"name": self.target, **asdict(self.shape)},
+            "rule": {"name": self.rule, "why": self.why},
+            "conclusive": self.conclusive,
+            "doubts": list(self.doubts),
+            "not_known": list(self.unknown),
+            "base_values": {
+                **{name: value and value.to_dict() for name, value in values.items()},
+                "betas": self.betas and list(self.betas),
+            },
+            "clip": self.training.clip,
+            "floor": self.training.floor,
+            "log2_lr": finite(asdict(self.log2_lr)),
+            "extrapolated": self.extrapolated and finite(asdict(self.extrapolated)),
+            "decay": {
+                "chosen": decay.chosen,
+                "wd": decay.by_wd.to_dict(),
+                "tau": decay.by_tau and decay.by_tau.to_dict(),
+                "proxy_steps": decay.proxy_steps,
+                "base_tau": {"proxy": decay.proxy_tau, "target": decay.target_tau},
+                "effective_tau": self.effective_taus and list(self.effective_taus),
+            },
+            "length": asdict(self.length),
+            "plan": [{**asdict(row), "shape": list(row.shape)} for row in self.rows],
+            "hooks": len(self.plan.hooks),
+            "evidence": {**finite(asdict(self.evidence)), "share": self.evidence.share},
+            "risks": list(self.risks),
         }
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
     def export(self, kind: str) -> str:
-        """For a trainer: pytorch, transformers, lightning, torchtitan, megatron or json."""
+        """A file for a trainer: pytorch, transformers, lightning, torchtitan, megatron or json."""
         return exports.export(self, kind)
-
-
-def _finite(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {key: _finite(value) for key, value in values.items()}  # pyright: ignore[reportUnknownVariableType]
-    return None if isinstance(values, float) and not math.isfinite(values) else values

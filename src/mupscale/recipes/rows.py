@@ -1,7 +1,7 @@
-"""The plan with numbers: one row a parameter template."""
+"""The plan in numbers: one row per parameter template."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mupscale.planning import Plan, PlannedParameter
 from mupscale.planning.groups import BaseValues
@@ -9,12 +9,7 @@ from mupscale.planning.groups import BaseValues
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """What the parameters of one template get; `*` in `pattern` stands for the number of the layer.
-
-    `std` is None for what is not drawn, `start` for what is; both are None for what stays as the
-    model made it. `folded` is the factor of the forward pass that is in the values, `multiplier`
-    the one that a hook must apply.
-    """
+    """Values for the parameters of one template; `*` in `pattern` stands for the layer's number."""
 
     pattern: str
     role: str
@@ -22,60 +17,60 @@ class RecipeRow:
     shape: tuple[int, ...]
     optimizer: str
     std: float | None
+    "None for parameters that are not drawn."
     start: float | None
+    "Constant initial value; with `std` also None, the parameter stays as the model made it."
     lr: float
     weight_decay: float
     eps: float | None
     folded: float
+    "Factor of the forward pass that is folded into the values."
     multiplier: float
+    "Factor of the forward pass that a hook must apply."
     rows: Mapping[str, float]
-    "Of a fused matrix: what a hook multiplies the outputs of q, k and v by."
+    "For a fused matrix: what a hook multiplies the outputs of q, k and v by."
 
     @property
-    def numbers(self) -> tuple[float | None, ...]:
-        return self.std, self.start, self.lr, self.weight_decay, self.eps
+    def values(self) -> tuple[object, ...]:
+        """What must be equal for layers to share a row."""
+        numbers = (self.std, self.start, self.lr, self.weight_decay, self.eps)
+        return *numbers, self.folded, self.multiplier, dict(self.rows)
 
 
 def rows_of(plan: Plan, base: Mapping[str, BaseValues], std: float) -> tuple[RecipeRow, ...]:
-    """Every parameter of a plan, in its order. `base` holds the tuned values of each of its
-    optimizers.
+    """Every parameter of a plan, in its order. `base` holds the tuned values per optimizer.
 
-    Where layers of one template differ, each parameter has a row of its own.
+    Where the layers of one template differ, each parameter has a row of its own.
     """
-    grouped: dict[str, list[PlannedParameter]] = {}
+    templates: dict[str, list[PlannedParameter]] = {}
     for parameter in plan.parameters.values():
-        grouped.setdefault(parameter.template, []).append(parameter)
-    return tuple(row for group in grouped.values() for row in _rows(group, base, std))
+        templates.setdefault(parameter.template, []).append(parameter)
+    return tuple(row for layers in templates.values() for row in _rows(layers, base, std))
 
 
 def _rows(
-    group: Sequence[PlannedParameter], base: Mapping[str, BaseValues], std: float
+    layers: Sequence[PlannedParameter], base: Mapping[str, BaseValues], std: float
 ) -> list[RecipeRow]:
-    alike = [_row(p, p.template, len(group), base, std) for p in group]
-    if (
-        len({(row.numbers, row.folded, row.multiplier, tuple(row.rows.items())) for row in alike})
-        == 1
-    ):
-        return alike[:1]
-    return [_row(parameter, parameter.name, 1, base, std) for parameter in group]
+    rows = [_row(parameter, base[parameter.optimizer], std) for parameter in layers]
+    if any(row.values != rows[0].values for row in rows):
+        return rows
+    return [replace(rows[0], pattern=layers[0].template, count=len(layers))]
 
 
-def _row(
-    p: PlannedParameter, pattern: str, count: int, base: Mapping[str, BaseValues], std: float
-) -> RecipeRow:
-    values = base[p.optimizer].of(p)
+def _row(parameter: PlannedParameter, base: BaseValues, std: float) -> RecipeRow:
+    values = base.of(parameter)
     return RecipeRow(
-        pattern=pattern,
-        role=p.role,
-        count=count,
-        shape=p.shape,
-        optimizer=p.optimizer,
-        std=std * p.init_std if p.drawn else None,
-        start=None if p.drawn else p.start,
+        pattern=parameter.name,
+        role=parameter.role,
+        count=1,
+        shape=parameter.shape,
+        optimizer=parameter.optimizer,
+        std=std * parameter.init_std if parameter.drawn else None,
+        start=None if parameter.drawn else parameter.start,
         lr=values["lr"],
         weight_decay=values["weight_decay"],
         eps=values.get("eps"),
-        folded=p.folded,
-        multiplier=p.multiplier,
-        rows={block.role: block.multiplier for block in p.rows if block.multiplier != 1},
+        folded=parameter.folded,
+        multiplier=parameter.multiplier,
+        rows={block.role: block.multiplier for block in parameter.rows if block.multiplier != 1},
     )

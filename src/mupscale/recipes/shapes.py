@@ -1,4 +1,4 @@
-"""The sizes of a model that a recipe speaks of, whatever its architecture."""
+"""The sizes of a model, whatever its architecture."""
 
 import math
 from dataclasses import dataclass
@@ -6,22 +6,28 @@ from typing import Any
 
 from torch import nn
 
-from mupscale.reading import ModelFacts, ParameterFact, Reading, read
+from mupscale.planning.base import DIMENSIONS
+from mupscale.reading import ModelFacts, Reading, read
 from mupscale.reading.structure import bare, class_of
 
 TABLES = ("embedding", "position")
 _POSITIONS = (
-    "max_position_embeddings", "n_positions", "context", "n_ctx", "block_size", "max_seq_len", "max_seq_length",
-    "max_sequence_length", "max_target_positions",
-)  # fmt: skip
-"""Keys by which configs say how long a sequence may be."""
+    "max_position_embeddings",
+    "n_positions",
+    "context",
+    "n_ctx",
+    "block_size",
+    "max_seq_len",
+    "max_seq_length",
+    "max_sequence_length",
+    "max_target_positions",
+)
+"""Config keys for the longest sequence."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What was read of a model. Parameters are counted as the paper does: with the readout, without
-    the tables.
-    """
+    """Sizes read from a model. As in the paper, parameters include the readout, not embeddings."""
 
     architecture: str
     width: int
@@ -34,28 +40,25 @@ class ModelShape:
     d_ff: int | None
     vocabulary: int | None
     gated: bool
-    "Whether the feed-forward part multiplies two projections."
+    "Whether the feed-forward block multiplies two projections."
     parameters: int
-    "Without tables of tokens and positions; a tied table is the readout."
+    "Without token and position embeddings; a tied embedding counts as the readout."
     active_parameters: int
-    "Of those, what a token passes: fewer where there are experts."
+    "Those that one token uses: fewer with experts."
     positions: int | None = None
-    "The longest sequence that its config speaks of."
+    "The longest sequence according to the config."
     learned_positions: int | None = None
-    """The longest sequence that it has position embeddings for; None where positions are not
-    learned.
-    """
+    "Rows of the position embedding; None where positions are not learned."
 
     @property
     def base_dimensions(self) -> dict[str, int]:
-        """As `mupscale.plan` takes a base."""
-        sizes = {"width": self.width, "depth": self.depth, "r": self.r, "inner": self.inner, "d_ff": self.d_ff,
-                 "head_dim": self.head_dim}  # fmt: skip
+        """A base for `mupscale.plan`."""
+        sizes = {name: getattr(self, name) for name in DIMENSIONS}
         return {name: value for name, value in sizes.items() if value is not None}
 
 
 def shape_of(model: nn.Module, reading: Reading | None = None) -> ModelShape:
-    """Read a model; the meta device will do.
+    """Read a model, also on the meta device.
 
     >>> from mupscale.targets import resolve
     >>> shape = shape_of(resolve("gpt:kvr_3").model)
@@ -64,7 +67,11 @@ def shape_of(model: nn.Module, reading: Reading | None = None) -> ModelShape:
     """
     facts = read(model, reading=reading)
     positions, learned = _positions(model), _learned_positions(facts)
-    counted = [fact for fact in facts.parameters.values() if _counts(fact, facts)]
+    counted = [
+        fact
+        for fact in facts.parameters.values()
+        if fact.role not in TABLES or (fact.role == "embedding" and facts.tied_readout)
+    ]
     tables = [fact for fact in facts.parameters.values() if fact.role == "embedding"]
     d_ff = _fan_in(facts, "mlp_out") or _fan_in(facts, "expert_out")
     return ModelShape(
@@ -89,17 +96,12 @@ def shape_of(model: nn.Module, reading: Reading | None = None) -> ModelShape:
 def _positions(model: nn.Module) -> int | None:
     config: Any = getattr(bare(model), "config", None)
     config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    found = [getattr(config, name, None) for name in _POSITIONS]
-    return next(
-        (one for one in found if isinstance(one, int) and not isinstance(one, bool) and one > 0),
-        None,
-    )
+    values = [getattr(config, name, None) for name in _POSITIONS]
+    return next((value for value in values if type(value) is int and value > 0), None)
 
 
 def _learned_positions(facts: ModelFacts) -> int | None:
-    """Rows of the shortest table of positions. Some models keep a few more than their config says,
-    for padding.
-    """
+    """Rows of the shortest position table. Some models keep a few extra rows for padding."""
     return min(
         (fact.fan_in for fact in facts.parameters.values() if fact.role == "position"), default=None
     )
@@ -109,18 +111,12 @@ def _least(*numbers: int | None) -> int | None:
     return min((number for number in numbers if number is not None), default=None)
 
 
-def _counts(fact: ParameterFact, facts: ModelFacts) -> bool:
-    return fact.role not in TABLES or (fact.role == "embedding" and facts.tied_readout)
-
-
 def _fan_in(facts: ModelFacts, role: str) -> int | None:
     return next((fact.fan_in for fact in facts.parameters.values() if fact.role == role), None)
 
 
 def _gated(facts: ModelFacts, d_ff: int | None) -> bool:
-    """A gated part projects to twice as many units as it projects back from, in one matrix or in
-    two.
-    """
+    """A gated block projects up to twice the units it projects down from, in one matrix or two."""
     units = {
         f.template: f.fan_out
         for f in facts.parameters.values()

@@ -3,170 +3,158 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mupscale.recipes.inert import one_line
+from mupscale.text import markdown_table, terminal_columns, text_table, wrapped
 
 if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import RecipeRow
+    from mupscale.recipes.recipe import Recipe, StudyEvidence
     from mupscale.recipes.values import BaseValue
 
-Table = list[list[str]]
-WIDTH = 116
+Cells = list[list[str]]
 LONG = 2000
-"""No paragraph is longer."""
-_NOT_KNOWN = "not known"
+"""Paragraphs are cut to this length: names from a study file may be of any length."""
+_UNKNOWN = "not known"
+_SOURCES = {"not searched": "fixed"}
 
 
-def text(recipe: Recipe) -> str:
-    """The whole recipe in columns."""
-    parts = [
-        *_filled(_head(recipe)),
-        *_section("Base values", _columns(_values(recipe))),
-        *_section("Weight decay, two ways", [*_columns(_decays(recipe)), *_filled(_taus(recipe))]),
-        *_section("Run", _columns(_run(recipe))),
-        *_section("Each parameter", [*_columns(_plan(recipe)), *_filled(_hooks(recipe))]),
-        *_section("Not known", _bullets([recipe.request] if recipe.request else [])),
-        *_section("What may go wrong", _bullets(recipe.risks)),
-    ]
-    return "\n".join(parts)
+def text(recipe: Recipe, columns: int | None = None) -> str:
+    """The whole recipe for a terminal."""
+    width = terminal_columns() if columns is None else columns
+    title, *facts = summary(recipe)
+    lines = [title, *(wrapped(one_line(fact, LONG), columns=width) for fact in facts)]
+    for heading, table, notes in _sections(recipe):
+        lines += ["", heading]
+        if table:
+            lines += [f"  {line}".rstrip() for line in _fitted(table, width - 2)]
+        lines += [wrapped(one_line(note, LONG), "  ", columns=width) for note in notes]
+    lines += ["", "What may go wrong"] if recipe.risks else []
+    lines += [wrapped(_sentence(risk), "  - ", "    ", columns=width) for risk in recipe.risks]
+    return "\n".join(lines)
 
 
 def markdown(recipe: Recipe) -> str:
-    """The same as headings and tables."""
-    head, *rest = _head(recipe)
-    parts = [
-        f"# {_inert(head)}", "", *_paragraphs(rest),
-        "## Base values", "", *_pipes(_values(recipe)), "",
-        "## Weight decay, two ways", "", *_pipes(_decays(recipe)), "", *_paragraphs(_taus(recipe)),
-        "## Run", "", *_pipes([["", ""], *_run(recipe)]), "",
-        "## Each parameter", "", *_pipes(_plan(recipe)), "", *_paragraphs(_hooks(recipe)),
-        *(["## Not known", "", _inert(recipe.request), ""] if recipe.request else []),
-        "## What may go wrong", "", *(f"- {_inert(risk).rstrip('.')}." for risk in recipe.risks),
-    ]  # fmt: skip
-    return "\n".join(parts)
+    """The same with Markdown's headings and tables."""
+    title, *facts = summary(recipe)
+    blocks = [f"# {_inert(title)}", *map(_inert, facts)]
+    for heading, table, notes in _sections(recipe):
+        blocks.append(f"## {heading}")
+        if table:
+            head, *rows = [[_inert(cell, bar="|") for cell in line] for line in table]
+            blocks.append(markdown_table(head, rows))
+        blocks += map(_inert, notes)
+    risks = "\n".join(f"- {_inert(_sentence(risk))}" for risk in recipe.risks)
+    return "\n\n".join([*blocks, "## What may go wrong", risks])
 
 
-# What is said
+def _sections(recipe: Recipe) -> Iterator[tuple[str, Cells, list[str]]]:
+    """Heading, table (its first line is the head) and notes of each section."""
+    yield "Base values", values_table(recipe), []
+    yield "Weight decay: two ways to carry it over", decay_table(recipe), _taus(recipe)
+    yield "Training run", [["", ""], *run_table(recipe)], []
+    folded = ", ".join(one_line(row.pattern) for row in recipe.rows if row.folded != 1)
+    notes = [f"Multipliers of the forward pass are included in: {folded}."] if folded else []
+    yield "Values for each parameter", _plan_table(recipe), notes
+    yield "How to use it", [["", ""], *_how_to_use(recipe)], []
+    if recipe.request:
+        yield "Not known", [], [_sentence(recipe.request)]
 
 
-def _head(recipe: Recipe) -> list[str]:
+# Content
+
+
+def summary(recipe: Recipe) -> list[str]:
+    """Title, rule, evidence, and what the interval covers."""
     evidence = recipe.evidence
-    seeds = ", ".join(str(seed) for seed in evidence.seeds)
+    seeds = ", ".join(str(seed) for seed in evidence.seeds) or "none"
     members = f" ({'; '.join(evidence.members)})" if evidence.members else ""
     lines = [
-        f"Recipe for {one_line(recipe.target)} from the study {one_line(evidence.study)}",
-        f"Rule {one_line(recipe.rule)}: {recipe.why}.",
-        f"{_count(evidence.runs, 'run')} under it, {_count(len(evidence.members), 'model')} with "
-        "an optimum"
-        f"{members}, seed{'s' * (len(evidence.seeds) != 1)} {seeds or 'none'}.",
+        f"Recipe for {one_line(recipe.target)}, from the study {one_line(evidence.study)}",
+        f"Rule: {one_line(recipe.rule)}, {recipe.why}.",
+        f"Evidence: {_count(evidence.runs, 'run')} with this rule, seeds {seeds}; the optimum was "
+        f"located on {_count(len(evidence.members), 'model')}{members}.",
     ]
     if recipe.doubts:
         lines.append("INCONCLUSIVE, do not train with it: " + "; ".join(recipe.doubts) + ".")
     else:
-        lines += _meaning(recipe)
-    if recipe.extrapolated:
-        found = recipe.extrapolated
-        lines.append(
-            f"Along the drift with {found.axis} the rate would be 2^{found.value:.2f} "
-            f"[2^{found.low:.2f}, "
-            f"2^{found.high:.2f}] at {found.axis} = {found.position:,g} (the members stand around "
-            f"{found.centre:.3g}): "
-            "the values below do not follow it."
-        )
-    return lines
+        lines += _coverage(evidence)
+    return lines + ([str(recipe.extrapolated)] if recipe.extrapolated else [])
 
 
-def _meaning(recipe: Recipe) -> list[str]:
-    """What the interval is for, so that nobody takes it for more."""
-    evidence = recipe.evidence
+def _coverage(evidence: StudyEvidence) -> Iterator[str]:
+    """What the interval of the rate does and does not cover."""
     if len(evidence.members) < 2:
-        return [
-            "Transfer itself was not measured: the interval is that of the one model that was "
-            "swept."
-        ]
-    lines = [
-        "The interval holds if the target is one more of these models, which differ in "
-        f"{evidence.axis} alone. It "
-        "knows nothing of the distances under 'What may go wrong'."
-    ]
+        yield "Interval: that of the one swept model. Transfer itself was not measured."
+        return
+    axis = "r (query heads per key/value head)" if evidence.axis == "r" else evidence.axis
+    yield (
+        "Interval: holds if the target behaves like one more of these models, which differ only "
+        f'in {axis}. It does not cover the distances listed under "What may go wrong".'
+    )
     drift, regret = evidence.drift, evidence.regret
     if drift is not None and regret is not None:
-        told = "It moves" if drift.excludes(0) else "That it moves is not told from noise"
-        lines.append(
-            f"Over these models the optimum goes {drift.value:+.3f} [{drift.low:+.3f}, "
-            f"{drift.high:+.3f}] octaves for "
-            f"each doubling of {evidence.axis}. {told}. Trained at the optimum of the least of "
-            "them, the others give "
-            f"up at most {regret.value:.4f} [{regret.low:.4f}, {regret.high:.4f}] nats."
+        verdict = "significant" if drift.excludes(0) else "not significant"
+        yield (
+            f"Drift: {drift.value:+.3f} [{drift.low:+.3f}, {drift.high:+.3f}] octaves (factors of "
+            f"two) of the best rate per doubling of {evidence.axis}: {verdict}. Training every "
+            f"model at the optimum of the one with the smallest {evidence.axis}, the proxy, costs "
+            f"at most {regret.value:.4f} [{regret.low:.4f}, {regret.high:.4f}] nats."
         )
-    return lines
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _values(recipe: Recipe) -> Table:
+def values_table(recipe: Recipe) -> Cells:
+    """The base values with their intervals and sources."""
     percent = f"{100 * recipe.evidence.confidence:g} % interval"
-    lines = [["", "value", percent, ""]]
-    lines.append(
-        [
-            "lr",
-            f"{_number(recipe.lr.value)} = 2^{recipe.log2_lr.value:.2f}",
-            _interval(recipe.lr),
-            "searched",
-        ]
-    )
-    if recipe.plan.optimizer.startswith("muon") and recipe.settings.get("adamw_lr"):
-        lines.append(["lr beside Muon", _number(recipe.settings["adamw_lr"]), "", "not searched"])
-    carried = "by its value" if recipe.decay.chosen == "wd" else "by its time scale"
-    for name, value, note in (
-        ("weight decay", recipe.weight_decay, f", carried over {carried}"),
-        ("eps", recipe.eps, ""),
-        ("init std", recipe.std, ""),
+    lines = [["", "value", percent, "in log2", "source"]]
+    betas = ", ".join(f"{beta:g}" for beta in recipe.betas) if recipe.betas else ""
+    for name, value in (
+        ("lr", recipe.lr),
+        ("weight decay", recipe.weight_decay),
+        ("eps", recipe.eps),
+        ("init std", recipe.std),
     ):
         if value is not None:
-            lines.append([name, _number(value.value), _interval(value), f"{value.source}{note}"])
+            source = _SOURCES.get(value.source, value.source)
+            power = f" = 2^{recipe.log2_lr.value:.2f}" if name == "lr" else ""
+            lines.append([name, _number(value.value) + power, *_interval(value), source])
         elif name in recipe.unknown:
-            lines.append([name, _NOT_KNOWN, "", ""])
-    if "betas" in recipe.unknown:
-        lines.append(["betas", _NOT_KNOWN, "", ""])
-    elif recipe.betas:
-        source = "given" if recipe.told.by["betas"] == "given" else "not searched"
-        lines.append(["betas", ", ".join(f"{beta:g}" for beta in recipe.betas), "", source])
+            lines.append([name, _UNKNOWN, "", "", ""])
+    if recipe.plan.optimizer.startswith("muon") and recipe.settings.get("adamw_lr"):
+        rate = _number(recipe.settings["adamw_lr"])
+        lines.insert(2, ["lr of AdamW", rate, "", "", _SOURCES["not searched"]])
+    if betas:
+        given = recipe.training.origin["betas"] == "given"
+        lines.append(["betas", betas, "", "", "given" if given else _SOURCES["not searched"]])
+    elif "betas" in recipe.unknown:
+        lines.append(["betas", _UNKNOWN, "", "", ""])
     return lines
 
 
-def _interval(value: BaseValue) -> str:
+def _interval(value: BaseValue) -> tuple[str, str]:
+    """As values, and in log2."""
     if not value.bounded:
-        return "no bound" if value.source == "searched" else ""
-    span = f"[{_number(value.low)}, {_number(value.high)}]"
-    powers = (
-        f"2^{math.log2(value.low):.2f} to 2^{math.log2(value.high):.2f}" if value.low > 0 else ""
-    )
-    return f"{span} = {powers}" if powers else span
+        return ("no bound" if value.source == "searched" else "", "")
+    ends = f"{_number(value.low)} to {_number(value.high)}"
+    if value.low <= 0:
+        return ends, ""
+    return ends, f"{math.log2(value.low):.2f} to {math.log2(value.high):.2f}"
 
 
-def _decays(recipe: Recipe) -> Table:
+def decay_table(recipe: Recipe) -> Cells:
+    """Weight decay with its value kept, and with its time scale kept; an arrow marks the choice."""
     decay = recipe.decay
     steps = f"{decay.proxy_steps:,.0f}" if decay.proxy_steps else "unknown"
-    lines = [["", "base weight decay", "interval", ""]]
-    for way, value, how in (
-        ("wd", decay.by_wd, "the same base value as in the study"),
-        (
-            "tau",
-            decay.by_tau,
-            f"the same time scale in runs: steps {steps} → {decay.target_steps:,}",
-        ),
+    lines = [["--decay", "base value", "interval", "keeps"]]
+    for way, value, kept in (
+        ("wd", decay.by_wd, "the study's base value"),
+        ("tau", decay.by_tau, f"τ_epoch, as steps go from {steps} to {decay.target_steps:,}"),
     ):
         chosen = "→ " if decay.chosen == way else "  "
-        shown = ["unknown", ""] if value is None else [_number(value.value), _interval(value)]
-        lines.append([chosen + way, *shown, how])
-    return lines
+        shown = [_UNKNOWN, ""] if value is None else [_number(value.value), _interval(value)[0]]
+        lines.append([chosen + way, *shown, kept])
+    return lines if any(line[2] for line in lines[1:]) else [[a, b, d] for a, b, _, d in lines]
 
 
 def _taus(recipe: Recipe) -> list[str]:
@@ -174,50 +162,62 @@ def _taus(recipe: Recipe) -> list[str]:
     if decay.proxy_tau is None or decay.target_tau is None or effective is None:
         return []
     low, high = (f"{tau:.3g}" for tau in effective)
-    own = (
-        f"every decayed parameter's is {low}"
-        if low == high
-        else f"parameters have from {low} to {high}"
+    range_ = (
+        "the same for every decayed parameter" if low == high else f"per parameter {low} to {high}"
     )
     return [
-        f"Base τ_epoch, the memory of decay in runs: {decay.proxy_tau:.3g} in the study, "
-        f"{decay.target_tau:.3g} here; "
-        f"{own}."
+        "τ_epoch = 1/(lr × decay × steps) is the memory of weight decay in runs: "
+        f"{decay.proxy_tau:.3g} on the base in the study, {decay.target_tau:.3g} in the target's "
+        f"run, {range_}."
     ]
 
 
-def _run(recipe: Recipe) -> Table:
-    length, evidence, shape = recipe.length, recipe.evidence, recipe.shape
-    share = evidence.share
-    each = f"{length.tokens_per_parameter:.3g} for each of {shape.parameters:,} parameters"
+def run_table(recipe: Recipe) -> Cells:
+    """Tokens, batch, steps, clipping and cost of the target's run."""
+    length, evidence = recipe.length, recipe.evidence
+    parameters = f"{recipe.shape.parameters:,} parameters"
+    study = "an unknown number"
+    if evidence.share is not None:
+        study = f"{evidence.study_flops:.2e} ({_percent(evidence.share)})"
     return [
-        ["tokens", f"{length.tokens:,} ({each})"],
+        ["tokens", f"{length.tokens:,} ({length.tokens_per_parameter:.3g} × {parameters})"],
         ["batch", _batch(recipe)],
-        ["steps", f"{length.steps:,}, of them {length.warmup:,} of linear warmup, then a "
-                  f"cosine{_floor(recipe)}"],
+        ["steps", f"{length.steps:,}: {length.warmup:,} of linear warmup, then {_cosine(recipe)}"],
         ["clipping", _clipping(recipe)],
-        ["cost", f"{evidence.target_flops:.2e} FLOPs; the study took "
-         + ("an unknown number" if share is None else f"{evidence.study_flops:.2e}, "
-                                                      f"{_percent(share)} of that")],
-    ]  # fmt: skip
+        ["cost", f"{evidence.target_flops:.2e} FLOPs; the study took {study}"],
+    ]
 
 
 def _batch(recipe: Recipe) -> str:
     length = recipe.length
-    rule = (
-        ""
-        if length.batch_rule == "table"
-        else f", by the rule that the study had: {length.batch_rule}"
-    )
+    rule = "" if length.batch_rule == "table" else f" (the study's batch rule: {length.batch_rule})"
     if length.sequence is None or length.batch_sequences is None:
-        return f"{length.batch_tokens:,} tokens; how long a sequence is, is {_NOT_KNOWN}{rule}"
+        return f"{length.batch_tokens:,} tokens; the sequence length is {_UNKNOWN}{rule}"
     source = "" if length.sequence_source == "given" else f" ({length.sequence_source})"
-    batch = f"{_count(length.batch_sequences, 'sequence')} of {length.sequence:,}{source}"
+    batch = f"{_count(length.batch_sequences, 'sequence')} of {length.sequence:,} tokens{source}"
     return f"{batch} = {length.batch_tokens:,} tokens{rule}"
 
 
+def _cosine(recipe: Recipe) -> str:
+    floor = recipe.training.floor
+    if floor is None:
+        return f"a cosine; its floor is {_UNKNOWN}"
+    return f"a cosine to {floor:g} of the peak rate" if floor else "a cosine to zero"
+
+
+def _clipping(recipe: Recipe) -> str:
+    clip = recipe.training.clip
+    if clip is None:
+        return _UNKNOWN
+    if not clip:
+        return "off" if recipe.training.origin["clip"] == "given" else "off, as in the study"
+    folded = any(row.folded != 1 for row in recipe.rows)
+    how = " (with plan.clip_grad_norm_: torch's would see folded weights)" if folded else ""
+    return f"gradient norm at most {clip:g}{how}"
+
+
 def _percent(share: float) -> str:
-    """Two digits, and no power of ten.
+    """Two digits without a power of ten.
 
     >>> _percent(4.17e-7), _percent(0.5)
     ('0.000042 %', '50 %')
@@ -226,59 +226,37 @@ def _percent(share: float) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
-def _floor(recipe: Recipe) -> str:
-    floor = recipe.told.floor
-    if floor is None:
-        return f" whose floor is {_NOT_KNOWN}"
-    return f" to {floor:g} of the rate" if floor else " to zero"
-
-
-def _clipping(recipe: Recipe) -> str:
-    clip = recipe.told.clip
-    if clip is None:
-        return _NOT_KNOWN
-    if not clip:
-        return "off" if recipe.told.by["clip"] == "given" else "off, as in the study"
-    folded = any(row.folded != 1 for row in recipe.rows)
-    how = " (the norm before folding: plan.clip_grad_norm_, not torch's)" if folded else ""
-    return f"gradients to a norm of {clip:g}{how}"
-
-
-def _plan(recipe: Recipe) -> Table:
+def _plan_table(recipe: Recipe) -> Cells:
     lines = [["parameter", "shape", "init std", "lr", "weight decay", "eps"]]
     for row in recipe.rows:
-        times = f" × {row.count}" if row.count > 1 else ""
-        lines.append([
-            one_line(row.pattern) + times, "×".join(map(str, row.shape)), _start(row), _number(row.lr),
-            _number(row.weight_decay), _row_eps(recipe, row),
-        ])  # fmt: skip
-    return lines
-
-
-def _row_eps(recipe: Recipe, row: RecipeRow) -> str:
-    if row.eps is None:
-        return _NOT_KNOWN if "eps" in recipe.unknown else ""
-    return _number(row.eps)
-
-
-def _start(row: RecipeRow) -> str:
-    if row.std is not None:
-        return _number(row.std)
-    return "as made" if row.start is None else f"set to {row.start:g}"
-
-
-def _hooks(recipe: Recipe) -> list[str]:
-    folded = [one_line(row.pattern) for row in recipe.rows if row.folded != 1]
-    lines = (
-        [f"Factors of the forward pass are in the values of {', '.join(folded)}."] if folded else []
-    )
-    if recipe.plan.hooks:
+        start = "unchanged" if row.start is None else f"set to {row.start:g}"
+        eps = _UNKNOWN if "eps" in recipe.unknown else ""
         lines.append(
-            f"{len(recipe.plan.hooks)} factors are hooks in the forward pass: apply this plan with "
-            "mupscale "
-            "(plan.initialize_, plan.param_groups)."
+            [
+                one_line(row.pattern) + (f" × {row.count}" if row.count > 1 else ""),
+                "×".join(map(str, row.shape)),
+                start if row.std is None else _number(row.std),
+                _number(row.lr),
+                _number(row.weight_decay),
+                eps if row.eps is None else _number(row.eps),
+            ]
         )
     return lines
+
+
+def _how_to_use(recipe: Recipe) -> Cells:
+    lines = [
+        ["Python", f"recipe.plan.initialize_(model, std={_number(recipe.std.value)}, seed=0)"],
+        ["", "recipe.plan.param_groups(model, **recipe.base_values)"],
+    ]
+    if recipe.plan.hooks:
+        hooks = f"needs {_count(len(recipe.plan.hooks), 'hook')} in the forward pass, so no export"
+        return [*lines, ["", f"{hooks} can hold this plan"]]
+    return [["command line", "add --export pytorch --output recipe.py"], *lines]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _number(value: float) -> str:
@@ -290,49 +268,30 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-# How it is laid out
+# Layout
 
 
-def _section(title: str, lines: Sequence[str]) -> list[str]:
-    return ["", title, *(f"  {line}".rstrip() for line in lines)] if lines else []
+def _fitted(table: Cells, columns: int) -> list[str]:
+    """The table's lines. Where long names leave too little room, each stands above its numbers."""
+    head, *rows = table
+    width = sum(max(len(line[k]) for line in table) + 2 for k in range(len(head))) - 2
+    if len(head) < 6 or width <= columns:
+        lines = text_table(head, rows, columns=columns).split("\n")
+        return lines[1:] if not any(head) else lines
+    first, *numbers = text_table(head[1:], [row[1:] for row in rows], columns=columns).split("\n")
+    pairs = zip(rows, numbers, strict=True)
+    return [f"  {first}", *(line for row, values in pairs for line in (row[0], f"  {values}"))]
 
 
-def _columns(table: Table) -> list[str]:
-    widths = [max(len(line[k]) for line in table) for k in range(len(table[0]))]
-    return [
-        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
-        for line in table
-    ]
+def _sentence(words: str) -> str:
+    return f"{one_line(words, LONG).rstrip('.')}."
 
 
-def _filled(lines: Sequence[str]) -> list[str]:
-    return [part for line in lines for part in textwrap.wrap(one_line(line, LONG), WIDTH)]
-
-
-def _bullets(lines: Sequence[str]) -> list[str]:
-    said = [f"{one_line(line, LONG).rstrip('.')}." for line in lines]
-    return [
-        part
-        for line in said
-        for part in textwrap.wrap(line, WIDTH, initial_indent="- ", subsequent_indent="  ")
-    ]
-
-
-def _pipes(table: Table) -> list[str]:
-    head, *body = [[_inert(cell) for cell in line] for line in table]
-    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *body)]
-
-
-def _paragraphs(lines: Sequence[str]) -> list[str]:
-    return [part for line in lines for part in (_inert(line), "")]
-
-
-def _inert(words: str) -> str:
-    r"""Text that Markdown shows as it is.
+def _inert(words: str, bar: str = "\\|") -> str:
+    r"""Text that Markdown shows as it is. `bar` is how | is written; a table escapes its own.
 
     >>> print(_inert("model.layers.*.weight | <b>"))
     model.layers.\*.weight \| \<b>
     """
-    return "".join(
-        f"\\{letter}" if letter in "\\`*_|<[" else letter for letter in one_line(words, LONG)
-    )
+    escaped = {letter: f"\\{letter}" for letter in "\\`*_<["} | {"|": bar}
+    return "".join(escaped.get(letter, letter) for letter in one_line(words, LONG))

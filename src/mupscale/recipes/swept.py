@@ -1,6 +1,4 @@
-"""What a study trained under one rule: its models, how long, with which settings, from which
-base.
-"""
+"""What a study trained under one rule: its models, run lengths, settings and base."""
 
 import dataclasses
 import math
@@ -24,9 +22,7 @@ from mupscale.training.preparation import on_meta
 
 @dataclass(frozen=True)
 class Variant:
-    """A model that was swept, and how long it was trained; None for what a trainer of one's own did
-    not say.
-    """
+    """A swept model and the length of its runs; None for what a custom trainer did not report."""
 
     shape: ModelShape
     steps: int | None
@@ -44,23 +40,21 @@ class Variant:
 
 @dataclass(frozen=True)
 class Swept:
-    """A rule of a study. `settings` are the base values that it did not search; None where they are
-    not known.
-    """
+    """A rule of a study. `settings` holds the base values that were not searched, or None."""
 
     study: str
     rule: Rule
     rule_name: str
     variants: tuple[Variant, ...]
     trials: tuple[TrialRecord, ...]
-    "That ran to a good or bad end."
+    "Those that ran, whatever their outcome."
     base: Mapping[str, int]
     one_base: bool
     "Whether all variants have the same base."
     settings: Mapping[str, Any]
     corpus: str | None
     flops: float | None
-    "Of all trials of the study, other rules included: 6 × parameters × tokens."
+    "6 × parameters × tokens over all trials of the study, other rules included."
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -68,16 +62,14 @@ class Swept:
 
     @property
     def steps(self) -> float | None:
-        """Of a run: the geometric mean over the variants, since optima are averaged as
-        logarithms.
-        """
+        """Per run: the geometric mean over variants, because optima are averaged in log2."""
         counts = [variant.steps for variant in self.variants if variant.steps]
         return math.exp(sum(map(math.log, counts)) / len(counts)) if counts else None
 
     def numbers(self, name: str) -> list[int]:
-        """What is known of a size, in the order of the variants, as width or r."""
-        found = [getattr(variant.shape, name) for variant in self.variants]
-        return [value for value in found if value is not None]
+        """A size of the swept models, such as width or r, where it is known."""
+        values = [getattr(variant.shape, name) for variant in self.variants]
+        return [value for value in values if value is not None]
 
 
 def rules_of(config: StudyConfig) -> dict[str, str | Mapping[str, Any]]:
@@ -108,7 +100,7 @@ def swept_under(study: Study, rule: str) -> Swept:
 
 
 def _flops(trials: Iterable[TrialRecord], variants: Mapping[str, Variant]) -> float | None:
-    """None where a trial did not say how many tokens it saw."""
+    """None if a trial did not report its tokens."""
     known = [trial for trial in trials if trial.tokens is not None or trial.has_run]
     if any(trial.tokens is None for trial in known):
         return None
@@ -122,7 +114,7 @@ def _flops(trials: Iterable[TrialRecord], variants: Mapping[str, Variant]) -> fl
 
 
 class _Reference:
-    """The reference GPT, whose configs say everything."""
+    """A study of the reference GPT: its configs hold every setting."""
 
     def __init__(self, config: StudyConfig) -> None:
         self._config = config
@@ -142,12 +134,11 @@ class _Reference:
 
     def settings(self, cell: Cell) -> Mapping[str, Any]:
         run = self._run(cell)
-        told = {
+        return dataclasses.asdict(run.optimizer) | {
             "clip": run.optimizer.clip or 0.0,
             "floor": run.length.floor,
             "batch_rule": run.length.batch_rule,
         }
-        return dataclasses.asdict(run.optimizer) | told
 
 
 @cache
@@ -156,16 +147,16 @@ def _gpt_shape(config: Any) -> ModelShape:
 
 
 class _Own:
-    """A trainer of one's own: its models by name, the rest as its trials told it."""
+    """A study of a custom trainer: its models by name, the rest as its trials reported it."""
 
     corpus: str | None = None
 
     def __init__(self, config: StudyConfig, trainer: Trainer) -> None:
         if trainer.target is None:
             raise OptionError(
-                f"the study {config.name} does not say which model it trained, so there is no base "
-                "to scale from. "
-                'Write trainer.target = "hf:llama,hidden_size=256", say, into its study.toml.'
+                f"the study {config.name} does not name the model it trained, so there is no base "
+                'to scale from. Add trainer.target to its study.toml, for example "hf:llama,'
+                'hidden_size=256".'
             )
         self._config, self._target, self._base = config, trainer.target, trainer.base
 
@@ -195,20 +186,19 @@ class _Own:
         return _resized(own.base_dimensions, given)
 
     def settings(self, cell: Cell) -> Mapping[str, Any]:
-        """What [optimizer] and [length] say, None for the rest.
+        """The [optimizer] and [length] tables; None for what they leave out.
 
-        Only what the trials were handed is taken for granted: a plan for AdamW, with its
-        multipliers folded.
+        Trials receive a plan for AdamW with folded multipliers, so these two are known.
         """
         given, length = dict(cell.tables.get("optimizer", {})), cell.tables.get("length", {})
         unknown = dict.fromkeys((f.name for f in dataclasses.fields(OptimizerConfig)), None)
-        told = {"floor": length.get("floor"), "batch_rule": length.get("batch_rule", "table")}
-        return unknown | {"name": "adamw", "multipliers": "fold"} | told | given
+        schedule = {"floor": length.get("floor"), "batch_rule": length.get("batch_rule", "table")}
+        return unknown | {"name": "adamw", "multipliers": "fold"} | schedule | given
 
 
 @cache
 def named_shape(name: str, dimensions: tuple[tuple[str, int], ...], reading: Reading) -> ModelShape:
-    """Of a model by name, with some of its dimensions changed."""
+    """The shape of a named model with some of its dimensions changed."""
     model = Family(name, device="meta")(**dict(dimensions)) if dimensions else resolve(name).model
     return shape_of(
         model, reading.fitting([bare_name(key) for key, _ in bare(model).named_parameters()])
@@ -216,9 +206,7 @@ def named_shape(name: str, dimensions: tuple[tuple[str, int], ...], reading: Rea
 
 
 def _resized(own: Mapping[str, int], given: Mapping[str, int]) -> dict[str, int]:
-    """The sizes of a base that was given in part: those of attention and feed-forward follow the
-    width.
-    """
+    """Complete a base given in part: attention and feed-forward sizes follow the width."""
     width = given.get("width", own["width"])
     follow = {name: own[name] * width // own["width"] for name in ("inner", "d_ff") if name in own}
     return {**own, **follow, **given}

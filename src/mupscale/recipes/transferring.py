@@ -1,6 +1,6 @@
 """`transfer`: from a study to a recipe for a target."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,18 @@ from mupscale.reading import Reading
 from mupscale.reading.structure import class_of
 from mupscale.recipes.choosing import choose
 from mupscale.recipes.lengths import RunLength, length_for, sequence_for, total_tokens
-from mupscale.recipes.predicting import doubts, extrapolated, found_optima, predicted
+from mupscale.recipes.options import TargetRun, TrainingSettings, TunedBase, how_to_set, in_words
+from mupscale.recipes.predicting import doubts, extrapolated, predicted, rule_optima
 from mupscale.recipes.recipe import Recipe, StudyEvidence
 from mupscale.recipes.risks import risks
 from mupscale.recipes.rows import rows_of
-from mupscale.recipes.shapes import ModelShape, shape_of
+from mupscale.recipes.shapes import shape_of
 from mupscale.recipes.swept import Swept, rules_of, swept_under
-from mupscale.recipes.told import Betas, Told, in_words, request
 from mupscale.recipes.values import BaseValue, CarriedDecay, Carrying, carried, settled
 from mupscale.studies import Study
 from mupscale.studies.measured import analysis_of
 from mupscale.targets import Target, resolve
-from mupscale.theory import Decay, optimizer_named
+from mupscale.theory import optimizer_named
 
 TORCH_EPS = 1e-8
 
@@ -44,80 +44,63 @@ def transfer(
     to: str | nn.Module | Target,
     rule: str | None = None,
     decay: Carrying = "wd",
-    tokens: float | None = None,
-    tokens_per_parameter: float | None = None,
-    sequence: int | None = None,
-    weight_decay: float | None = None,
-    eps: float | None = None,
-    std: float | None = None,
-    betas: Betas | None = None,
-    clip: float | None = None,
-    floor: float | None = None,
-    base: Base | None = None,
+    run: TargetRun | None = None,
+    base: TunedBase | Base | None = None,
     reading: Reading | None = None,
     analysis: StudyAnalysis | None = None,
 ) -> Recipe:
-    """What to train a target with, from what a study found on small models, each number with its
-    interval.
+    """A recipe for a target, with intervals, from a study of small models.
 
-    What neither the study nor you say is not made up: the recipe lists it as not known
-    (`recipe.unknown`).
+    What neither the study nor you say is left open and listed in `recipe.unknown`.
 
-    study                 a study, or its folder to                    the target: a name that
-    `mupscale plan` takes, a model (also on the meta device), a `Target` rule                  one
-    that was swept (default: the one with the lowest loss at the proxy's optimum) decay
-    carry weight decay over by its value ("wd"), or by its time scale in runs ("tau") tokens
-    of the target's run; or tokens_per_parameter  (default: the study's own) sequence
-    tokens of a sequence (default: the target's positions, at most 8192) weight_decay, eps, std,
-    betas   of the base, in place of what the study used, where it did not search them clip
-    the norm to which gradients are clipped, 0 for none, in place of the study's floor
-    the share of the rate at which the cosine ends, in place of the study's base
-    what was tuned, as a model or config of the target's kind, where the study's sizes are not
-                          enough: `mupscale.proxy(config, width=…, depth=…)`
-    reading               what the target cannot say by itself: roles, ignored keys, inputs
-    (default: the
-                          mupscale.toml beside a target by name)
-    analysis              of the study, if it was made before
+    study     a study, or its folder
+    to        the target: a name that `mupscale plan` takes, a model (also on the meta device) or a
+              `Target`
+    rule      a rule of the study (default: the one with the lowest loss at the proxy's optimum)
+    decay     what to keep of weight decay: its value ("wd") or its time scale in runs ("tau")
+    run       length of the target's run: `TargetRun(tokens=1e12)`
+    base      what you know about the base: `TunedBase(weight_decay=0.1)`, or its model or config
+    reading   what the target cannot say by itself: roles, ignored keys, inputs (default: the
+              mupscale.toml next to a target given by name)
+    analysis  of the study, if you already have it
     """
     study = study if isinstance(study, Study) else Study.open(study)
-    target = _target(to)
-    said = target.reading if reading is None else reading
-    if decay not in ("wd", "tau"):
-        raise UnknownNameError("way to carry decay over", decay, ("wd", "tau"))
-    _check(study, {"weight_decay": weight_decay, "eps": eps, "std": std}, rule)
-    found = analysis_of(study) if analysis is None else analysis
-    name, why = choose(found, rule)
-    swept, shape = swept_under(study, name), shape_of(target.model, said)
-    told = Told.of(swept.settings, {"betas": betas, "clip": clip, "floor": floor})
-    optima, moved = found_optima(found, name), _transfer_of(found, name)
+    target, run = _target(to), run or TargetRun()
+    base = base if isinstance(base, TunedBase) else TunedBase(model=base)
+    reading = target.reading if reading is None else reading
+    _check(study, base, rule, decay)
+    analysis = analysis_of(study) if analysis is None else analysis
+    name, why = choose(analysis, rule)
+    swept, shape = swept_under(study, name), shape_of(target.model, reading)
+    training = TrainingSettings.of(swept.settings, base, run)
+    optima = rule_optima(analysis, name)
+    moved = next(one for one in analysis.transfers if one.rule == name)
     if not optima:
-        raise StudyFailedError(
-            f"under {name}, not one trial finished well: there is no optimum to carry over."
-        )
-    made = _plan(target, swept, swept.base if base is None else base, said)
-    length = _length(swept, shape, tokens, tokens_per_parameter, sequence)
-    known_eps = _eps(eps, swept.settings, made, own=study.config.trainer is not None)
-    lacking = _lacking(swept, optima, {"weight_decay": weight_decay, "std": std}, length)
-    unknown = _unknown(made, told, known_eps, shape, sequence)
-    if lacking or length is None:
+        raise StudyFailedError(f"no trial of {name} finished, so there is no optimum to transfer.")
+    planned = _plan(target, swept, base.model, reading)
+    sequence = sequence_for(shape, run.sequence)
+    tokens = total_tokens(shape.parameters, run, swept.variants[0].tokens_per_parameter)
+    eps = _eps(base.eps, swept.settings, planned, custom=study.config.trainer is not None)
+    unknown = _unknown(planned, training, eps, sequence.tokens)
+    missing = _missing(swept.settings, optima, base, tokens)
+    if missing or tokens is None:
         raise OptionError(
-            f"the study does not say {in_words(lacking)}, without which there is no recipe"
-            + (f"; nor {in_words(unknown)}, which it would leave open" if unknown else "")
-            + f". {request([*lacking, *unknown])}"
+            f"the study does not give {in_words(missing)}, which a recipe needs"
+            + (f", nor {in_words(unknown)}, which it would leave open" if unknown else "")
+            + f". {how_to_set([*missing, *unknown])}"
         )
+    length = length_for(shape.parameters, tokens, sequence, swept.settings["batch_rule"])
 
-    log2_lr = predicted(optima["lr"], moved.mean, found.confidence)
+    log2_lr = predicted(optima["lr"], moved.mean, analysis.confidence)
     values = {
-        parameter: BaseValue.of_log2(
-            log2_lr if parameter == "lr" else predicted(several, None, found.confidence)
-        )
-        for parameter, several in optima.items()
-    }
-    decayed = _decay(decay, values, weight_decay, swept, length.steps, made.decay)
-    base_std = values.get("std") or settled("std", std, swept.settings)
-    bases = _base_values(made, values["lr"].value, decayed.value.value, known_eps, swept.settings)
-    rows = rows_of(made, bases, base_std.value)
-    reasons = doubts(found, name)
+        parameter: BaseValue.of_log2(predicted(members, None, analysis.confidence))
+        for parameter, members in optima.items()
+    } | {"lr": BaseValue.of_log2(log2_lr)}
+    carried_decay = _decay(decay, values, base.weight_decay, swept, length, planned)
+    std = values.get("std") or settled("std", base.std, swept.settings)
+    numbers = (values["lr"].value, carried_decay.value.value, eps.value if eps else None)
+    rows = rows_of(planned, _base_values(planned, *numbers, swept.settings), std.value)
+    unbounded = [] if values["lr"].bounded else ["nothing bounds the rate: add rates or seeds"]
     return Recipe(
         target=target.name,
         shape=shape,
@@ -125,84 +108,19 @@ def transfer(
         why=why,
         log2_lr=log2_lr,
         lr=values["lr"],
-        decay=decayed,
-        eps=known_eps,
-        std=base_std,
-        told=told,
+        decay=carried_decay,
+        eps=eps,
+        std=std,
+        training=training,
         unknown=unknown,
         settings=swept.settings,
         length=length,
-        plan=made,
+        plan=planned,
         rows=tuple(replace(row, eps=None) for row in rows) if "eps" in unknown else rows,
-        evidence=_evidence(swept, found, moved, 6.0 * shape.active_parameters * length.tokens),
-        extrapolated=extrapolated(found, moved, shape),
-        risks=risks(swept, shape, length, made, found, moved),
-        doubts=tuple(reasons or _unbounded(values["lr"])),
-    )
-
-
-def _length(
-    swept: Swept,
-    shape: ModelShape,
-    tokens: float | None,
-    per_parameter: float | None,
-    sequence: int | None,
-) -> RunLength | None:
-    """None where nothing says how many tokens the run has."""
-    if tokens is None and per_parameter is None:
-        per_parameter = swept.variants[0].tokens_per_parameter
-    total = total_tokens(shape.parameters, tokens, per_parameter)
-    asked = sequence_for(shape, sequence)
-    return (
-        None
-        if total is None
-        else length_for(shape.parameters, total, asked, swept.settings["batch_rule"])
-    )
-
-
-def _lacking(
-    swept: Swept,
-    searched: Collection[str],
-    given: Mapping[str, float | None],
-    length: RunLength | None,
-) -> tuple[str, ...]:
-    """What a recipe cannot do without."""
-    found = [
-        name for name, value in given.items() if value is None and swept.settings.get(name) is None
-    ]
-    same = {"weight_decay": {"weight_decay", "tau_epoch"}, "std": {"std"}}
-    return (
-        *(name for name in found if not same[name] & set(searched)),
-        *(() if length else ("tokens",)),
-    )
-
-
-def _unknown(
-    made: Plan, told: Told, eps: BaseValue | None, shape: ModelShape, sequence: int | None
-) -> tuple[str, ...]:
-    """What is left open in a recipe, since nobody said it."""
-    found = {
-        "betas": told.betas is None and _takes_betas(made),
-        "eps": eps is None and _takes_eps(made),
-        "clip": told.clip is None,
-        "floor": told.floor is None,
-        "sequence": sequence_for(shape, sequence).tokens is None,
-    }
-    return tuple(name for name, missing in found.items() if missing)
-
-
-def _takes_betas(made: Plan) -> bool:
-    return any(
-        optimizer_named(parameter.optimizer).betas is not None
-        for parameter in made.parameters.values()
-    )
-
-
-def _takes_eps(made: Plan) -> bool:
-    """Whether some of its optimizers have an epsilon that is compared with a gradient's entries."""
-    return any(
-        optimizer_named(parameter.optimizer).epsilon == "entry" and not takes_no_eps(parameter)
-        for parameter in made.parameters.values()
+        evidence=_evidence(swept, analysis, moved, 6.0 * shape.active_parameters * length.tokens),
+        extrapolated=extrapolated(analysis, moved, shape),
+        risks=risks(swept, shape, length, planned, analysis, moved),
+        doubts=tuple(doubts(analysis, name) or unbounded),
     )
 
 
@@ -216,15 +134,19 @@ def _target(to: object) -> Target:
     raise OptionError(f"to={to!r} is not a target. Give a name such as 'llama-3-8b', or a model.")
 
 
-def _check(study: Study, given: Mapping[str, float | None], rule: str | None) -> None:
-    """What can be told before anything is computed."""
+def _check(study: Study, base: TunedBase, rule: str | None, decay: str) -> None:
+    """Find wrong arguments before anything is computed."""
+    if decay not in ("wd", "tau"):
+        raise UnknownNameError("way to carry decay over", decay, ("wd", "tau"))
     if rule is not None and rule not in rules_of(study.config):
         raise UnknownNameError("rule of this study", rule, rules_of(study.config))
-    for name, value in given.items():
-        same = {"weight_decay", "tau_epoch"} if name == "weight_decay" else {name}
-        if value is not None and same & set(study.config.space):
+    searched = _with_decay(study.config.space)
+    for name in ("weight_decay", "eps", "std"):
+        value = getattr(base, name)
+        if value is not None and name in searched:
             raise OptionError(
-                f"{name}={value:g}, but the study searched it. Leave it out: its optimum is taken."
+                f"{name}={value:g}, but the study searched it. Leave it out: the recipe uses the "
+                "optimum."
             )
     if not study.trials:
         raise OptionError(
@@ -232,20 +154,55 @@ def _check(study: Study, given: Mapping[str, float | None], rule: str | None) ->
         )
     if not any(trial.loss is not None for trial in study.trials):
         raise StudyFailedError(
-            f"{study.folder}: not one trial finished well, so there is no optimum to carry over."
+            f"{study.folder}: no trial finished, so there is no optimum to transfer."
         )
 
 
-def _transfer_of(analysis: StudyAnalysis, rule: str) -> RuleTransfer:
-    return next(one for one in analysis.transfers if one.rule == rule)
+def _with_decay(searched: Mapping[str, Any]) -> set[str]:
+    """Searched parameters; the time scale of decay stands for decay itself."""
+    return {*searched, *(["weight_decay"] if "tau_epoch" in searched else [])}
 
 
-def _plan(target: Target, swept: Swept, base: Base, reading: Reading) -> Plan:
+def _missing(
+    settings: Mapping[str, Any], optima: Mapping[str, Any], base: TunedBase, tokens: float | None
+) -> list[str]:
+    """What a recipe needs and nobody gives."""
+    names = ["weight_decay", "std"]
+    known = {n for n in names if getattr(base, n) is not None or settings.get(n) is not None}
+    known |= _with_decay(optima)
+    return [name for name in names if name not in known] + (["tokens"] if tokens is None else [])
+
+
+def _unknown(
+    planned: Plan, training: TrainingSettings, eps: BaseValue | None, sequence: int | None
+) -> tuple[str, ...]:
+    """What a recipe leaves open, since nobody gives it."""
+    optimizers = {parameter.optimizer for parameter in planned.parameters.values()}
+    with_betas = any(optimizer_named(name).betas is not None for name in optimizers)
+    missing = {
+        "betas": training.betas is None and with_betas,
+        "eps": eps is None and _takes_eps(planned),
+        "clip": training.clip is None,
+        "floor": training.floor is None,
+        "sequence": sequence is None,
+    }
+    return tuple(name for name, is_missing in missing.items() if is_missing)
+
+
+def _takes_eps(planned: Plan) -> bool:
+    """Whether an optimizer of the plan has an epsilon that is compared with gradient entries."""
+    return any(
+        optimizer_named(parameter.optimizer).epsilon == "entry" and not takes_no_eps(parameter)
+        for parameter in planned.parameters.values()
+    )
+
+
+def _plan(target: Target, swept: Swept, base: Base | None, reading: Reading) -> Plan:
     settings = swept.settings
     try:
         return plan(
             target.model,
-            base=base,
+            base=swept.base if base is None else base,
             optimizer=settings["name"],
             rule=swept.rule,
             decay=settings["decay"],
@@ -255,62 +212,67 @@ def _plan(target: Target, swept: Swept, base: Base, reading: Reading) -> Plan:
     except (DimensionError, UnreadableModelError) as error:
         sizes = ", ".join(f"{name} {value}" for name, value in swept.base.items())
         message = f"{target.name} cannot be planned from the study's base ({sizes}): {error}"
-        raise type(error)(f"{message} In Python, transfer(…, base=model) takes one.") from error
+        raise type(error)(f"{message} In Python, pass transfer(…, base=model).") from error
 
 
 def _decay(
-    way: Carrying,
+    chosen: Carrying,
     values: Mapping[str, BaseValue],
     given: float | None,
     swept: Swept,
-    steps: int,
-    kind: Decay,
+    length: RunLength,
+    planned: Plan,
 ) -> CarriedDecay:
-    tau = values.get("tau_epoch")
-    decay = values.get("weight_decay")
+    tau, decay = values.get("tau_epoch"), values.get("weight_decay")
     if decay is None and tau is None:
         decay = settled("weight_decay", given, swept.settings)
     return carried(
-        way, values["lr"].value, decay, tau, proxy_steps=swept.steps, target_steps=steps, kind=kind
-    )  # fmt: skip
+        chosen,
+        values["lr"].value,
+        decay,
+        tau,
+        proxy_steps=swept.steps,
+        target_steps=length.steps,
+        kind=planned.decay,
+    )
 
 
 def _eps(
-    given: float | None, settings: Mapping[str, Any], made: Plan, *, own: bool
+    given: float | None, settings: Mapping[str, Any], planned: Plan, *, custom: bool
 ) -> BaseValue | None:
-    """None where nobody says it, or no optimizer of the plan takes one. The reference model trains
-    with torch's.
-    """
-    if not _takes_eps(made):
+    """None if unknown, or if no optimizer takes one. The reference model trains with torch's."""
+    if not _takes_eps(planned):
         return None
     if given is None and settings["eps"] is None:
-        return None if own else BaseValue.fixed(TORCH_EPS, "torch's default")
+        return None if custom else BaseValue.fixed(TORCH_EPS, "torch's default")
     return settled("eps", given, settings)
 
 
 def _base_values(
-    made: Plan, lr: float, decay: float, eps: BaseValue | None, settings: Mapping[str, Any]
+    planned: Plan, lr: float, decay: float, eps: float | None, settings: Mapping[str, Any]
 ) -> dict[str, BaseValues]:
-    """By optimizer: beside Muon, AdamW may have a rate of its own."""
-    found: dict[str, BaseValues] = {}
-    for name in dict.fromkeys(parameter.optimizer for parameter in made.parameters.values()):
-        beside = name != made.optimizer and settings.get("adamw_lr") is not None
-        own_eps = eps.value if eps and optimizer_named(name).epsilon == "entry" else None
-        found[name] = BaseValues(settings["adamw_lr"] if beside else lr, decay, own_eps, made.decay)
-    return found
+    """By optimizer: next to Muon, AdamW may have a rate of its own."""
+    values: dict[str, BaseValues] = {}
+    for name in dict.fromkeys(parameter.optimizer for parameter in planned.parameters.values()):
+        second = name != planned.optimizer and settings.get("adamw_lr") is not None
+        own_eps = eps if optimizer_named(name).epsilon == "entry" else None
+        rate = settings["adamw_lr"] if second else lr
+        values[name] = BaseValues(rate, decay, own_eps, planned.decay)
+    return values
 
 
 def _evidence(
     swept: Swept, analysis: StudyAnalysis, moved: RuleTransfer, target_flops: float
 ) -> StudyEvidence:
-    members = tuple(member.label for member in moved.members)
-    axis = {None: "nothing", "parameters": "size"}.get(analysis.axis, analysis.axis or "")
-    worst = max((one.loss for one in moved.regrets), key=lambda loss: loss.value, default=None)
     return StudyEvidence(
-        swept.study, len(swept.trials), swept.seeds, members, axis, moved.drift, worst, analysis.confidence,
-        swept.flops, target_flops,
-    )  # fmt: skip
-
-
-def _unbounded(lr: BaseValue) -> list[str]:
-    return [] if lr.bounded else ["nothing bounds the rate: add rates or seeds"]
+        study=swept.study,
+        runs=len(swept.trials),
+        seeds=swept.seeds,
+        members=tuple(member.label for member in moved.members),
+        axis={None: "nothing", "parameters": "size"}.get(analysis.axis, analysis.axis or ""),
+        drift=moved.drift,
+        regret=max((one.loss for one in moved.regrets), key=lambda x: x.value, default=None),
+        confidence=analysis.confidence,
+        study_flops=swept.flops,
+        target_flops=target_flops,
+    )

@@ -1,4 +1,4 @@
-"""Base values with what is known of them, and weight decay carried over in two ways."""
+"""Base values with their intervals, and the two ways to carry weight decay over."""
 
 import math
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from mupscale.errors import OptionError
 from mupscale.theory import Decay
 
 Carrying = Literal["wd", "tau"]
-"""Weight decay by its base value λ, or by its time scale τ_epoch in runs."""
+"""Keep the base value λ of weight decay, or its time scale τ_epoch in runs."""
 
 Source = Literal["searched", "not searched", "given", "torch's default", "assumed"]
 
 
 @dataclass(frozen=True)
 class BaseValue:
-    """A number tuned on the base; the ends of its interval are infinite where nothing bounds it."""
+    """A number tuned on the base, with its interval; infinite ends where nothing bounds it."""
 
     value: float
     low: float
@@ -29,8 +29,9 @@ class BaseValue:
         return BaseValue(value, -math.inf, math.inf, source)
 
     @staticmethod
-    def of_log2(found: Estimate) -> "BaseValue":
-        return BaseValue(2**found.value, _power(found.low), _power(found.high), "searched")
+    def of_log2(optimum: Estimate) -> "BaseValue":
+        low, high = (2**x if math.isfinite(x) else x for x in (optimum.low, optimum.high))
+        return BaseValue(2**optimum.value, low, high, "searched")
 
     @property
     def bounded(self) -> bool:
@@ -44,26 +45,18 @@ class BaseValue:
         return {"value": self.value, "low": low, "high": high, "source": self.source}
 
 
-def _power(exponent: float) -> float:
-    return 2**exponent if math.isfinite(exponent) else exponent
-
-
 @dataclass(frozen=True)
 class CarriedDecay:
-    """The base weight decay of the target: λ as the study had it, or what keeps τ_epoch =
-    1/(η0·λ0·steps).
-    """
+    """The target's base weight decay: the study's λ, or the one that keeps τ = 1/(η·λ·steps)."""
 
     chosen: Carrying
     by_wd: BaseValue
     by_tau: BaseValue | None
-    """None where the study does not say how many steps its runs had, and for l2 decay, which has no
-    τ.
-    """
+    "None if the study's steps are unknown, and for l2 decay, which has no τ."
     proxy_steps: float | None
     target_steps: int
     proxy_tau: float | None
-    "Base τ of the study's runs; None without decay."
+    "τ_epoch of the study's runs; None without decay."
 
     @property
     def value(self) -> BaseValue:
@@ -74,14 +67,11 @@ class CarriedDecay:
 
     @property
     def target_tau(self) -> float | None:
-        """Base τ of the target with the chosen decay."""
+        """τ_epoch of the target with the chosen decay."""
         if self.proxy_tau is None or self.proxy_steps is None:
             return None
-        return (
-            self.proxy_tau
-            if self.chosen == "tau"
-            else self.proxy_tau * self.proxy_steps / self.target_steps
-        )
+        kept = self.chosen == "tau"
+        return self.proxy_tau if kept else self.proxy_tau * self.proxy_steps / self.target_steps
 
 
 def carried(
@@ -94,33 +84,29 @@ def carried(
     target_steps: int,
     kind: Decay = "lr_coupled",
 ) -> CarriedDecay:
-    """Decay for the target from the decay, or the τ, of the study.
+    """Weight decay for the target, from the study's decay or its τ_epoch.
 
-    Decay coupled to the rate shrinks weights by η·λ in a step, independent decay by λ alone. Either
-    way λ goes with 1/steps where τ is kept. Decay inside of the gradient (l2) has no time scale.
+    Decay coupled to the rate shrinks weights by η·λ per step, independent decay by λ alone. Either
+    way, keeping τ makes λ proportional to 1/steps. Decay in the gradient (l2) has no time scale.
 
-    >>> both = carried("tau", 2**-6, BaseValue.fixed(0.1, "not searched"), None, proxy_steps=500, target_steps=50_000)
-    >>> both.by_wd.value, round(both.by_tau.value, 12), round(both.proxy_tau, 12) == round(both.target_tau, 12)
+    >>> decay = BaseValue.fixed(0.1, "not searched")
+    >>> both = carried("tau", 2**-6, decay, None, proxy_steps=500, target_steps=50_000)
+    >>> both.by_wd.value, round(both.by_tau.value, 12), both.proxy_tau == both.target_tau
     (0.1, 0.001, True)
     """
     if decay is None:
         assert tau is not None
         if proxy_steps is None:
             raise OptionError(
-                "the study searched tau_epoch, and its trials do not say their steps: have them "
-                "say it."
+                "the study searched tau_epoch, but its trials do not report their steps. Have the "
+                "trainer report them."
             )
         decay = _inverse(tau, lr * proxy_steps)
     if chosen == "tau" and (proxy_steps is None or kind == "l2"):
-        lacking = (
-            "l2 decay has no time scale"
-            if kind == "l2"
-            else "the study's trials do not say their steps"
-        )
-        raise OptionError(f"decay='tau': {lacking}. Use 'wd'.")
-    by_tau = (
-        None if proxy_steps is None or kind == "l2" else decay.times(proxy_steps / target_steps)
-    )
+        no_steps = "the study's trials do not report their steps"
+        reason = "l2 decay has no time scale" if kind == "l2" else no_steps
+        raise OptionError(f"decay='tau': {reason}. Use decay='wd'.")
+    by_tau = decay.times(proxy_steps / target_steps) if proxy_steps and kind != "l2" else None
     rate = decay.value * (1.0 if kind == "independent" else lr)
     proxy_tau = 1 / (rate * proxy_steps) if rate and proxy_steps and by_tau else None
     return CarriedDecay(chosen, decay, by_tau, proxy_steps, target_steps, proxy_tau)
@@ -136,15 +122,9 @@ def _inverse(tau: BaseValue, factor: float) -> BaseValue:
 
 
 def settled(name: str, given: float | None, settings: Mapping[str, Any]) -> BaseValue:
-    """What the study did not search: what the caller gives, or what it used."""
-    if given is not None:
-        if not math.isfinite(given) or given < 0 or (name == "std" and given == 0):
-            raise OptionError(f"{name}={given} must be a finite number above 0.")
-        return BaseValue.fixed(given, "given")
-    if settings.get(name) is None:
-        flag = name.replace("_", "-")
-        raise OptionError(
-            f"the study does not say which {name} its trainer used. Give it: {name}=…, or --{flag} "
-            "on the command line."
-        )
-    return BaseValue.fixed(float(settings[name]), "not searched")
+    """A value that the study did not search: the caller's, or the study's."""
+    if given is None:
+        return BaseValue.fixed(float(settings[name]), "not searched")
+    if not math.isfinite(given) or given < 0 or (name == "std" and given == 0):
+        raise OptionError(f"{name}={given} must be a finite number above 0.")
+    return BaseValue.fixed(given, "given")

@@ -155,9 +155,7 @@ class _Training:
             self.corpus, batch=self.lengths.batch, sequence=sequence, seed=config.seed
         )
         rows = min(self.lengths.batch, 16)
-        self.validation = ValidationBatches(
-            self.corpus, rows, sequence, config.record.eval_batches
-        )
+        self.validation = ValidationBatches(self.corpus, rows, sequence, config.record.eval_batches)
         self.plan: Plan = plan_for(config)
         self._settle()
         model = shared(on_meta(config.model), config.machine, processes)

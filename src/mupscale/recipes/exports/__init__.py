@@ -1,4 +1,4 @@
-"""Exports: a recipe as code or settings for a trainer, one file each."""
+"""Exports: a recipe as code or settings for a trainer, one module per trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = ("pytorch", "transformers", "lightning", "torchtitan", "megatron", "json
 
 
 def export(recipe: Recipe, kind: str) -> str:
-    """The text of a file for the trainer."""
+    """The text of a file for this trainer."""
     if kind not in KINDS:
         raise UnknownNameError("export", kind, KINDS)
     module = importlib.import_module(f"mupscale.recipes.exports.for_{kind}")

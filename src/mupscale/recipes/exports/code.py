@@ -1,6 +1,4 @@
-"""Pieces of generated Python: literals, calls laid out as a formatter would, and the docstring on
-top.
-"""
+"""Pieces of generated Python: literals, formatted calls, and the docstring at the top."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mupscale.errors import NotExactError, OptionError
+from mupscale.recipes import showing
 from mupscale.recipes.inert import for_docstring
 from mupscale.theory import optimizer_named
 
@@ -17,27 +16,29 @@ if TYPE_CHECKING:
     from mupscale.recipes.rows import RecipeRow
 
 LINE = 100
-"""Generated lines are at most this long, where no name is longer."""
+"""Longest generated line, unless a single name is longer."""
 
 _EXPORTED = ("adamw", "adam")
 
 
 def refuse_inexact(recipe: Recipe, kind: str) -> None:
-    """What groups of parameters cannot say is refused, rather than left out."""
-    elsewhere = "Apply recipe.plan with mupscale itself (plan.initialize_, plan.param_groups), or export json."
+    """Raise for a recipe that parameter groups alone cannot express."""
+    elsewhere = (
+        "Apply recipe.plan with mupscale (plan.initialize_, plan.param_groups), or export json."
+    )
     if recipe.plan.optimizer not in _EXPORTED:
         raise OptionError(
-            f"the study trained with {recipe.plan.optimizer}; the export {kind} knows AdamW. "
-            f"{elsewhere}"
+            f"the study trained with {recipe.plan.optimizer}; the export {kind} supports AdamW "
+            f"and Adam. {elsewhere}"
         )
     if recipe.plan.hooks:
         raise NotExactError(
             f"the plan needs {len(recipe.plan.hooks)} hooks in the forward pass, the first on "
-            f"{recipe.plan.hooks[0].module}, which the export {kind} cannot carry. {elsewhere}"
+            f"{recipe.plan.hooks[0].module}, which the export {kind} cannot express. {elsewhere}"
         )
     if recipe.unknown:  # a file that a trainer runs needs every number
         raise OptionError(
-            f"the export {kind} needs numbers that are not known: {recipe.request} Or export json, "
+            f"the export {kind} needs values that are not known: {recipe.request} Or export json, "
             "where they are null."
         )
 
@@ -67,8 +68,7 @@ def raw_string(pattern: str) -> str:
 def call(
     head: str, arguments: Mapping[str, object] | Sequence[str], tail: str = "", indent: int = 0
 ) -> list[str]:
-    """The lines of a call: on one line if it fits, its arguments on the next if they do, or one on
-    each.
+    """The lines of a call: one line if it fits, else the arguments on the next, or one per line.
 
     >>> call("x = f", {"a": 1, "b": 2.5})
     ['x = f(a=1, b=2.5)']
@@ -88,43 +88,29 @@ def call(
 
 
 def docstring(recipe: Recipe, use: Sequence[str]) -> str:
-    """Where the numbers come from, how sure they are, and how the file is used."""
+    """Where the numbers come from, how certain they are, and how to use the file."""
     import mupscale
 
-    evidence = recipe.evidence
-    power = f"2^{recipe.log2_lr.value:.2f}"
-    bounds = (
-        f"[{recipe.lr.low:.4g}, {recipe.lr.high:.4g}]" if recipe.lr.bounded else "without bounds"
-    )
-    decay, way = (
-        recipe.weight_decay,
-        "its value" if recipe.decay.chosen == "wd" else "its time scale",
-    )
-    assert recipe.eps is not None  # what takes none, or is not known, was refused
+    title, *facts = showing.summary(recipe)
+    values = [line for line in showing.values_table(recipe)[1:] if line[1]]
     paragraphs = [
-        f"Training recipe for {for_docstring(recipe.target)}, written by mupscale "
-        f"{mupscale.__version__}.",
-        f"From the study {for_docstring(evidence.study)}, rule {for_docstring(recipe.rule)}: "
-        f"{evidence.runs} runs, "
-        f"{len(evidence.members)} models, seeds {', '.join(map(str, evidence.seeds))}.",
-        f"Base rate {recipe.lr.value:.4g} = {power}, {100 * evidence.confidence:g} % interval "
-        f"{bounds} if the target "
-        f"is one more of these models. Base weight decay {decay.value:.4g} ({decay.source}; "
-        f"carried over by {way}), "
-        f"eps {recipe.eps.value:.4g} ({recipe.eps.source}), init std {recipe.std.value:.4g} "
-        f"({recipe.std.source}).",
+        f"{title}. Written by mupscale {mupscale.__version__}.",
+        *facts,
+        "Base values: "
+        + "; ".join(f"{name} {value} ({_note(rest)})" for name, value, *rest in values)
+        + ".",
     ]
-    if recipe.doubts:
-        paragraphs.append("INCONCLUSIVE, do not train with it: " + "; ".join(recipe.doubts) + ".")
     lines = [line for words in paragraphs for line in (*textwrap.wrap(_plain(words), LINE - 3), "")]
     if recipe.risks:
-        lines += [
-            "What may go wrong:",
-            *(part for risk in recipe.risks for part in _bullet(risk)),
-            "",
-        ]
+        risks = (part for risk in recipe.risks for part in _bullet(risk))
+        lines += ["What may go wrong:", *risks, ""]
     lines += [line for words in use for line in (*_kept(words), "")]
     return '"""' + "\n".join(lines[:-1]) + '\n"""'
+
+
+def _note(cells: Sequence[str]) -> str:
+    interval, _, source = cells
+    return f"{source}, interval {interval}" if interval else source
 
 
 def _plain(words: str) -> str:
@@ -143,17 +129,11 @@ def _kept(words: str) -> list[str]:
 
 
 def table(rows: Sequence[RecipeRow], *, folded: bool = False) -> str:
-    """The patterns of a recipe with their values, to the last digit."""
+    """The patterns of a recipe with their exact values."""
     lines: list[str] = []
     for row in rows:
-        values = {
-            "std": row.std,
-            "start": row.start,
-            "lr": row.lr,
-            "weight_decay": row.weight_decay,
-            "eps": row.eps,
-        }
-        values |= {"folded": row.folded} if folded and row.folded != 1 else {}
-        given = {name: value for name, value in values.items() if value is not None}
-        lines += call(f"{string(row.pattern)}: Row", given, ",", indent=4)
+        names = ["std", "start", "lr", "weight_decay", "eps"]
+        names += ["folded"] if folded and row.folded != 1 else []
+        values = {name: value for name in names if (value := getattr(row, name)) is not None}
+        lines += call(f"{string(row.pattern)}: Row", values, ",", indent=4)
     return "\n".join(["TABLE = {", *lines, "}"])

@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def export(recipe: Recipe) -> str:
-    """The recipe; `whole_plan` holds what `mupscale.Plan.from_json` reads."""
+    """The recipe; `mupscale.Plan.from_json` reads its `whole_plan`."""
     content = recipe.to_dict() | {"whole_plan": json.loads(recipe.plan.to_json())}
     return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""Lightning: the same, as a `LightningModule`."""
+"""Lightning: the PyTorch module plus a `LightningModule`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
 
 _USE = (
-    "It needs torch and lightning. Save it as recipe.py; then, with batches of BATCH sequences "
-    "over all devices and "
-    "accumulate_grad_batches together,",
+    "Needs torch and lightning. Save it as recipe.py. With batches of BATCH sequences in total "
+    "over devices and accumulate_grad_batches:",
     "    initialize_(model, seed=0); trainer(devices=8).fit(Training(model), batches)",
 )
 
 _BODY = '''
 class Training(lightning.LightningModule):
-    """Trains a model that returns its loss, as those of transformers do."""
+    """Trains a model that returns its loss, as models of transformers do."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -43,8 +42,7 @@ def trainer(**others: Any) -> lightning.Trainer:
 '''
 
 
-# Lightning makes the gradients inside of the optimizer's step, where a hook before the step does
-# not see them.
+# Lightning computes gradients inside the optimizer's step: a hook before it would not see them.
 _CLIP = """    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
         clip_(self.model)
 
@@ -53,7 +51,7 @@ _CLIP = """    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None
 
 def export(recipe: Recipe) -> str:
     """A module with a `LightningModule`."""
-    body = _BODY.replace("{clip}", _CLIP if recipe.told.clip else "")
+    body = _BODY.replace("{clip}", _CLIP if recipe.training.clip else "")
     return module(
         recipe, "lightning", use=_USE, imports=["import lightning"], body=body, clip_in_step=False
     )

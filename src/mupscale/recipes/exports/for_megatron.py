@@ -1,4 +1,4 @@
-"""Megatron-LM: flags, and the overrides of its parameter groups; what it cannot express is said."""
+"""Megatron-LM: flags and parameter-group overrides. What it cannot express is listed."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 
 _USE = (
     "For Megatron-LM with megatron-core 0.16. Save it as recipe.py; `python recipe.py` prints the "
-    "flags. Flags alone "
-    "reach the matrices of --lr; the rest needs two calls in your pretraining script:",
+    "flags. The flags alone only cover matrices that train at --lr. The rest needs two lines in "
+    "your pretraining script:",
     "    megatron.training.training.get_standard_config_overrides = recipe.config_overrides",
     "    recipe.rescale_(model)  # in the model provider, after GPTModel(...)",
-    "The cosine ends one step after the last, and warmup begins at zero, Megatron's way.",
+    "As always in Megatron, warmup starts at zero and the cosine ends one step after the last.",
 )
+
+_DRAWN_RIGHT = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj")
+"""Weights that the flags already draw with the recipe's std."""
 
 _FUNCTIONS = '''
 def config_overrides(config: OptimizerConfig) -> dict[ParamKey, ParamGroupOverride]:
-    """For get_megatron_optimizer, in place of get_standard_config_overrides."""
+    """Replaces get_standard_config_overrides for get_megatron_optimizer."""
     overrides: dict[ParamKey, ParamGroupOverride] = {}
     for number, (names, values) in enumerate(GROUPS, start=2):
-        # Checkpoints tell groups apart by lr_mult, by which Megatron does not multiply.
+        # Checkpoints identify groups by lr_mult; Megatron does not multiply by it.
         label = {"lr_mult": float(number), "min_lr": FLOOR * values["max_lr"]}
         overrides[ParamKey(name=tuple(f"*{name}" for name in names))] = {**label, **values}
     return overrides
@@ -36,7 +39,7 @@ def config_overrides(config: OptimizerConfig) -> dict[ParamKey, ParamGroupOverri
 
 @torch.no_grad()
 def rescale_(model: nn.Module) -> None:
-    """From Megatron's initial weights, drawn with these flags, to the recipe's. Call it once."""
+    """Turn Megatron's initial weights, drawn with these flags, into the recipe's. Call it once."""
     for name, parameter in model.named_parameters():
         for pattern, factor in FACTORS.items():
             if fnmatch.fnmatch(name, f"*{pattern}"):
@@ -63,62 +66,64 @@ def export(recipe: Recipe) -> str:
     refuse_inexact(recipe, "megatron")
     if optimizer_class(recipe) != "AdamW":
         raise OptionError(
-            f"the export megatron is for AdamW, and the study trained with {recipe.plan.optimizer}."
+            f"the export megatron supports AdamW; the study trained with {recipe.plan.optimizer}."
         )
     rows = llama_like(recipe, "megatron")
     parts = [
-        "\n\n".join(
-            [
-                docstring(recipe, [*_USE, *_lost(recipe, rows)]),
-                _IMPORTS.strip(),
-                _arguments(recipe, rows),
-            ]
-        ),
+        docstring(recipe, [*_USE, *_not_expressed(recipe, rows)]),
+        _IMPORTS.strip(),
+        _arguments(recipe, rows),
         _groups(recipe, rows["q_proj"]),
         _factors(recipe, rows),
-        _FUNCTIONS,
+        _FUNCTIONS.rstrip(),
     ]
-    head, groups, factors, functions = (part.strip() for part in parts)
-    return f"{head}\n\n{groups}\n\n{factors}\n\n\n{functions}\n"
+    return "\n\n".join(parts) + "\n"
 
 
-def _lost(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> list[str]:
+def _not_expressed(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> list[str]:
     """What Megatron cannot express of this recipe."""
     query, key = rows["q_proj"], rows["k_proj"]
     found: list[str] = []
     if query.lr != key.lr:
         found.append(
             f"NOT EXPRESSED: keys and values should train at {key.lr:.4g} (weight decay "
-            f"{key.weight_decay:.4g}), "
-            f"{key.lr / query.lr:.4g} times the rate of queries. Megatron keeps the three in one "
-            "tensor, linear_qkv, "
-            f"and groups hold whole tensors: all of it trains at {query.lr:.4g}, as under "
-            "complete-p. A study that "
-            "swept complete-p has a recipe that Megatron can follow: --rule complete-p."
+            f"{key.weight_decay:.4g}), {key.lr / query.lr:.4g} times the rate of queries. Megatron "
+            "keeps the three in one tensor, linear_qkv, so all of it trains at "
+            f"{query.lr:.4g}, as under complete-p. If the study swept complete-p, use --rule "
+            "complete-p: Megatron can follow that recipe."
         )
     found.append(
-        "Gradient clipping is off: Megatron's norm would be that of folded weights."
-        if not recipe.told.clip
-        else "NOT EXPRESSED: the recipe clips gradients by their norm on the base. Megatron's norm "
-        "would be that of "
-        "folded weights, so that clipping is off here."
+        "Gradient clipping is off: Megatron would measure the norm of folded weights."
+        if not recipe.training.clip
+        else "NOT EXPRESSED: the recipe clips gradients by their norm in the base's units. "
+        "Megatron would measure the norm of folded weights, so clipping is off here."
     )
     return found
 
 
 def _arguments(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
     length, reference = recipe.length, rows["q_proj"]
-    floor = recipe.told.floor
+    floor = recipe.training.floor
     assert recipe.betas is not None
     assert floor is not None
     flags: dict[str, object] = {
-        "optimizer": "adam", "lr": reference.lr, "min-lr": floor * reference.lr, "lr-decay-style": "cosine",
-        "train-iters": length.steps, "lr-decay-iters": length.steps, "lr-warmup-iters": length.warmup,
-        "global-batch-size": length.batch_sequences, "seq-length": length.sequence,
-        "weight-decay": reference.weight_decay, "adam-beta1": recipe.betas[0], "adam-beta2": recipe.betas[1],
-        "adam-eps": reference.eps, "clip-grad": 0.0, "init-method-std": reference.std,
+        "optimizer": "adam",
+        "lr": reference.lr,
+        "min-lr": floor * reference.lr,
+        "lr-decay-style": "cosine",
+        "train-iters": length.steps,
+        "lr-decay-iters": length.steps,
+        "lr-warmup-iters": length.warmup,
+        "global-batch-size": length.batch_sequences,
+        "seq-length": length.sequence,
+        "weight-decay": reference.weight_decay,
+        "adam-beta1": recipe.betas[0],
+        "adam-beta2": recipe.betas[1],
+        "adam-eps": reference.eps,
+        "clip-grad": 0.0,
+        "init-method-std": reference.std,
         "embedding-init-method-std": rows["embed_tokens"].std,
-    }  # fmt: skip
+    }
     words = [
         *(f"--{name}={value}" for name, value in flags.items()),
         "--untie-embeddings-and-output-weights",
@@ -133,9 +138,7 @@ def _arguments(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
 
 
 def _groups(recipe: Recipe, reference: RecipeRow) -> str:
-    """All that differs from the flags, by value. A name that holds several parameters has the first
-    one's.
-    """
+    """Values that differ from the flags. A tensor of several parameters gets the first one's."""
     merged: dict[tuple[float | None, ...], list[str]] = {}
     seen: set[str] = set()
     for row in recipe.rows:
@@ -144,7 +147,7 @@ def _groups(recipe: Recipe, reference: RecipeRow) -> str:
         values = (row.lr, row.weight_decay, row.eps)
         if names and values != (reference.lr, reference.weight_decay, reference.eps):
             merged.setdefault(values, []).extend(names)
-    lines = ["# What differs from the flags: names, and the values of their group.", "GROUPS = ["]
+    lines = ["# Groups that differ from the flags: names and values.", "GROUPS = ["]
     for (lr, decay, eps), names in merged.items():
         wd = {"wd_mult": 0.0} if not decay else {"start_wd": decay, "end_wd": decay}
         values = ", ".join(
@@ -169,20 +172,12 @@ def _values(values: str) -> list[str]:
 
 
 def _factors(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
-    """Wanted over drawn: Megatron draws with --init-method-std, and with that over √(2 layers) what
-    ends a branch.
-    """
+    """Wanted std over drawn std. Megatron draws the ends of branches with std/√(2 × layers)."""
     drawn, ends = rows["q_proj"].std, math.sqrt(2 * recipe.shape.depth)
     assert drawn is not None
     lines: list[str] = []
     for name, row in rows.items():
-        if row.std is not None and name not in (
-            "embed_tokens",
-            "q_proj",
-            "k_proj",
-            "v_proj",
-            "gate_proj",
-        ):
+        if row.std is not None and name not in _DRAWN_RIGHT:
             factor = row.std / drawn * (ends if name in ("o_proj", "down_proj") else 1.0)
         else:
             factor = row.start if row.start is not None else 1.0
@@ -190,7 +185,7 @@ def _factors(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
             lines += [
                 f"    {string(other)}: {factor!r}," for other in LLAMA_LIKE[row.pattern].megatron
             ]
-    title = "# On Megatron's initial weights."
+    title = "# Factors on Megatron's initial weights."
     return (
         "\n".join([title, "FACTORS = {", *lines, "}"])
         if lines

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
 
 _USE = (
-    "It needs torch alone. Save it as recipe.py; then",
+    "Needs only torch. Save it as recipe.py, then:",
     "    initialize_(model, seed=0); optimizer, schedule = optimizer_and_schedule(model)",
 )
 

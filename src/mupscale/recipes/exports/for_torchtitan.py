@@ -1,4 +1,4 @@
-"""torchtitan 0.3: a module with a config, in which optimizer groups are regular expressions."""
+"""torchtitan 0.3: a config module; its optimizer groups are regular expressions."""
 
 from __future__ import annotations
 
@@ -26,29 +26,41 @@ REGISTERED = {
     "llama-3-405b": ("llama3", "llama3_405b"),
     "qwen3-32b": ("qwen3", "qwen3_32b"),
 }
-"""Shapes that torchtitan has a config for."""
+"""Shapes with a config in torchtitan."""
 
 _USE = (
-    "A config of torchtitan 0.3.0. Save it as recipe.py where torchtitan is started, and add "
-    "--module recipe --config "
-    "recipe. Set training.local_batch_size to what fits a device.",
+    "A config for torchtitan 0.3.0. Save it as recipe.py in the folder where you start torchtitan, "
+    "and add --module recipe --config recipe. Set training.local_batch_size to what fits a device.",
     "Queries, keys and values are separate matrices here (fuse_qkv=False), since they may need "
-    "different rates. The "
-    "cosine ends one step after the last, torchtitan's way. Clipping is off, since factors are "
-    "folded into weights. "
-    "Not for pipeline parallelism: torchtitan refuses a pattern that one stage has no parameter "
-    "for.",
+    "different rates. As always in torchtitan, the cosine ends one step after the last. Clipping "
+    "is off because multipliers are folded into the weights. Not for pipeline parallelism: "
+    "torchtitan refuses a pattern without a parameter in some stage.",
 )
 
 _NOT_CLIPPED = (
-    "NOT EXPRESSED: the recipe clips gradients by their norm on the base. torchtitan's norm would "
-    "be that of folded "
-    "weights, so that clipping is off here."
+    "NOT EXPRESSED: the recipe clips gradients by their norm in the base's units. torchtitan would "
+    "measure the norm of folded weights, so clipping is off here."
 )
+
+_IMPORTS = """
+import math
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torchtitan.components.optimizer import (
+    LRSchedulersContainer,
+    OptimizersContainer,
+    ParamGroupConfig,
+)
+from torchtitan.models.common.attention import QKVLinear
+from torchtitan.models.common.linear import Linear
+{config}from torchtitan.trainer import Trainer
+"""
 
 _HELPERS = '''
 def group(pattern: str, **values: float) -> ParamGroupConfig:
-    """The parameters that a regular expression finds, and their values."""
+    """The parameters that match a regular expression, and their values."""
     kwargs = {**values, "betas": BETAS}
     return ParamGroupConfig(pattern=pattern, optimizer_name="{optimizer}", optimizer_kwargs=kwargs)
 
@@ -99,25 +111,25 @@ def applied(config: Trainer.Config) -> Trainer.Config:
 
 _RECIPE = '''
 def recipe() -> Trainer.Config:
-    """What --config names."""
+    """The config that --config recipe selects."""
     return applied({config}())
 '''
 
 
 def export(recipe: Recipe) -> str:
-    """A config module, with a `recipe` function where torchtitan has a config of this shape."""
+    """A config module, with a `recipe` function if torchtitan has a config of this shape."""
     refuse_inexact(recipe, "torchtitan")
     rows = llama_like(recipe, "torchtitan")
     known = REGISTERED.get(shape_name(recipe.target) or "")
-    lost = (_NOT_CLIPPED,) if recipe.told.clip else ()
-    own = (
-        ()
-        if known
-        else ("torchtitan has no config of this shape: pass one of your own to `applied`.",)
-    )
-    use = (*_USE, *lost, *own)
+    use = [*_USE, *([_NOT_CLIPPED] if recipe.training.clip else [])]
+    config = ""
+    if known:
+        config = f"from torchtitan.models.{known[0]}.config_registry import {known[1]}\n"
+    else:
+        use.append("torchtitan has no config of this shape: pass your own to `applied`.")
+    imports = _IMPORTS.replace("{config}", config).strip()
     parts = [
-        "\n\n".join([docstring(recipe, use), _imports(known), f"BETAS = {recipe.betas!r}"]),
+        "\n\n".join([docstring(recipe, use), imports, f"BETAS = {recipe.betas!r}"]),
         _HELPERS.replace("{optimizer}", optimizer_class(recipe)),
         _groups(recipe),
         _applied(recipe, rows),
@@ -126,25 +138,8 @@ def export(recipe: Recipe) -> str:
     return "\n\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def _imports(known: tuple[str, str] | None) -> str:
-    lines = [
-        "import math", "from functools import partial", "from typing import Any", "", "from torch "
-                                                                                      "import nn",
-        "from torchtitan.components.optimizer import (", "    LRSchedulersContainer,", "    "
-                                                                                       "OptimizersContainer,",
-        "    ParamGroupConfig,", ")", "from torchtitan.models.common.attention import QKVLinear",
-        "from torchtitan.models.common.linear import Linear",
-        *([f"from torchtitan.models.{known[0]}.config_registry import "
-           f"{known[1]}"] if known else []),
-        "from torchtitan.trainer import Trainer",
-    ]  # fmt: skip
-    return "\n".join(lines)
-
-
 def _groups(recipe: Recipe) -> str:
-    """One group for each set of values; patterns look at the end of a name, behind any wrapper's
-    part of it.
-    """
+    """One group per set of values. Patterns match the end of a name, after any wrapper's prefix."""
     merged: dict[tuple[float | None, ...], list[str]] = {}
     for row in recipe.rows:
         name = LLAMA_LIKE[row.pattern].torchtitan.removesuffix(".weight")
@@ -160,18 +155,28 @@ def _groups(recipe: Recipe) -> str:
 def _applied(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
     shape, length = recipe.shape, recipe.length
     assert shape.inner is not None
-    starts = {name: f"drawn({row.std!r})" if row.std is not None else f"set_to({row.start!r})"
-              for name, row in rows.items()}  # fmt: skip
+    starts = {
+        name: f"drawn({row.std!r})" if row.std is not None else f"set_to({row.start!r})"
+        for name, row in rows.items()
+    }
     assert starts["k_proj"] == starts["v_proj"]  # torchtitan builds both from one config
     norm = (
         f"        attention.qk_norm.param_init = {starts['q_norm']}\n" if "q_norm" in starts else ""
     )
     values: dict[str, object] = {
-        **starts, "qk_norm": norm, "width": shape.width, "depth": shape.depth, "head_dim": shape.head_dim,
-        "inner": shape.inner, "kv": shape.inner // shape.r, "warmup": length.warmup, "steps": length.steps,
-        "floor": recipe.told.floor, "sequence": length.sequence,
+        **starts,
+        "qk_norm": norm,
+        "width": shape.width,
+        "depth": shape.depth,
+        "head_dim": shape.head_dim,
+        "inner": shape.inner,
+        "kv": shape.inner // shape.r,
+        "warmup": length.warmup,
+        "steps": length.steps,
+        "floor": recipe.training.floor,
+        "sequence": length.sequence,
         "batch": length.batch_sequences,
-    }  # fmt: skip
+    }
     text = _APPLIED
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", str(value))

@@ -1,4 +1,4 @@
-"""transformers: the same, handed to its `Trainer`."""
+"""transformers: the PyTorch module plus a `Trainer`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
 
 _USE = (
-    "It needs torch and transformers. Save it as recipe.py; then",
+    "Needs torch and transformers. Save it as recipe.py, then:",
     '    initialize_(model, seed=0); settings = arguments("out", sequences_per_device=1)',
     "    trainer(model, settings, train_dataset=dataset).train()",
 )
@@ -24,7 +24,7 @@ def arguments(
     accumulate, rest = divmod(BATCH, at_once)
     if rest:
         near = max(1, round(BATCH / at_once)) * at_once
-        raise ValueError(f"BATCH = {BATCH} is no multiple of {at_once}. Set it to {near}.")
+        raise ValueError(f"BATCH={BATCH} is not a multiple of {at_once}. Set it to {near}.")
     return TrainingArguments(
         output_dir=folder,
         max_steps=STEPS,
@@ -42,6 +42,6 @@ def trainer(model: nn.Module, settings: TrainingArguments, **others: Any) -> Tra
 
 
 def export(recipe: Recipe) -> str:
-    """A module that makes a `Trainer`."""
+    """A module that builds a `Trainer`."""
     imports = ["from transformers import Trainer, TrainingArguments"]
     return module(recipe, "transformers", use=_USE, imports=imports, body=_BODY)

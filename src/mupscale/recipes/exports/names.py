@@ -1,6 +1,4 @@
-"""The parameters of Llama-like models of transformers, and what torchtitan and Megatron-LM call
-them.
-"""
+"""Names of Llama-like parameters in transformers, torchtitan and Megatron-LM."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Names:
-    """Of one parameter, without what stands before the layer; Megatron's with fnmatch's * and in
-    all its spellings.
-    """
+    """One parameter's name in torchtitan (within its layer) and in Megatron (fnmatch patterns)."""
 
     torchtitan: str
     megatron: tuple[str, ...]
@@ -60,16 +56,13 @@ LLAMA_LIKE = {
 
 
 def llama_like(recipe: Recipe, kind: str) -> dict[str, RecipeRow]:
-    """The rows by the last part of their name, as q_proj; a model with other parameters is
-    refused.
-    """
+    """The rows by the last part of their name, such as q_proj. Raises for other architectures."""
     rows = {row.pattern: row for row in recipe.rows}
     unknown = [pattern for pattern in rows if pattern not in LLAMA_LIKE]
     if unknown or "lm_head.weight" not in rows:
         what = f"it has {unknown[0]}" if unknown else "its readout is tied to its embedding"
         raise OptionError(
-            f"the export {kind} knows the parameters of Llama, Mistral and Qwen3 with a readout of "
-            "their own; "
-            f"{recipe.target} is not one of them: {what}. Export pytorch or json."
+            f"the export {kind} supports Llama, Mistral and Qwen3 with an untied readout; "
+            f"{recipe.target} is none of them: {what}. Export pytorch or json."
         )
     return {pattern.split(".")[-2]: row for pattern, row in rows.items()}

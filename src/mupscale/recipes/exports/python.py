@@ -1,6 +1,4 @@
-"""The part that every export to plain Python has: the table, the groups, the initialization, the
-schedule.
-"""
+"""What every Python export contains: table, groups, initialization and schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
 
 _VALUES = '''
 class Row(NamedTuple):
-    """What a parameter gets. It is drawn with `std` or set to `start`; without both, left alone."""
+    """Values of a parameter: drawn with `std`, set to `start`, or left alone without both."""
 
     lr: float
     weight_decay: float
@@ -25,23 +23,23 @@ class Row(NamedTuple):
 
 _FUNCTIONS = '''
 def rows_of(model: nn.Module) -> dict[str, Row]:
-    """The row of each parameter. Raises unless each fits one pattern, and each pattern has some."""
-    found: dict[str, Row] = {}
+    """The row of each parameter. Each must match one pattern, and each pattern a parameter."""
+    rows: dict[str, Row] = {}
     unused = set(TABLE)
     for name, _ in model.named_parameters():
         bare = name.replace("_orig_mod.", "").removeprefix("module.")  # torch.compile, DDP
         fitting = [p for p in TABLE if re.fullmatch(re.escape(p).replace(r"\\*", r"\\d+"), bare)]
         if len(fitting) != 1:
-            raise ValueError(f"{len(fitting)} patterns match {name}: a recipe for another model.")
-        found[name] = TABLE[fitting[0]]
+            raise ValueError(f"{len(fitting)} patterns match {name}: wrong model for this recipe.")
+        rows[name] = TABLE[fitting[0]]
         unused.discard(fitting[0])
     if unused:
-        raise ValueError(f"nothing matches {sorted(unused)}: a recipe for another model.")
-    return found
+        raise ValueError(f"no parameter matches {sorted(unused)}: wrong model for this recipe.")
+    return rows
 
 
 def param_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Groups for the optimizer, as few as there are distinct values."""
+    """Groups for the optimizer, one per distinct set of values."""
     parameters = dict(model.named_parameters())
     groups: dict[tuple[float, ...], dict[str, Any]] = {}
     for name, row in rows_of(model).items():
@@ -56,7 +54,7 @@ def param_groups(model: nn.Module) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def initialize_(model: nn.Module, seed: int) -> None:
-    """Draw the weights and set the gains, before the optimizer is made."""
+    """Draw the weights and set the gains. Call it before building the optimizer."""
     torch.manual_seed(seed)
     parameters = dict(model.named_parameters())
     for name, row in rows_of(model).items():
@@ -70,7 +68,7 @@ def initialize_(model: nn.Module, seed: int) -> None:
 
 
 def factor(step: int) -> float:
-    """On each group's rate, for a step counted from 0: linear warmup, then a cosine."""
+    """Factor on each rate at a step, counted from 0: linear warmup, then a cosine."""
     if step < WARMUP:
         return (step + 1) / WARMUP
     done = (step - WARMUP) / max(1, STEPS - 1 - WARMUP)
@@ -87,9 +85,9 @@ def optimizer_and_schedule(model: nn.Module) -> tuple[torch.optim.Optimizer, Lam
 _CLIP = '''
 @torch.no_grad()
 def clip_(model: nn.Module) -> None:
-    """Scale all gradients so that their norm, as the base would have it, is at most CLIP.
+    """Scale all gradients so that their norm, in the base's units, is at most CLIP.
 
-    A factor of the forward pass that is folded into a weight divides its gradient: it is put back.
+    A multiplier folded into a weight divides its gradient, so the norm is multiplied by it again.
     """
     parameters = dict(model.named_parameters())
     folded = {name: row.folded for name, row in rows_of(model).items()}
@@ -110,31 +108,25 @@ def module(
     body: str = "",
     clip_in_step: bool = True,
 ) -> str:
-    """A file of Python that needs torch and, beyond that, what `imports` say.
+    """A Python file that needs torch and `imports`.
 
-    `clip_in_step` clips when the optimizer steps; `body` must call clip_ itself where steps make
-    the gradients.
+    `clip_in_step` clips in a hook before the optimizer's step; without it, `body` must call clip_.
     """
     refuse_inexact(recipe, kind)
-    clips = bool(recipe.told.clip)
+    clips = bool(recipe.training.clip)
     functions = [
         _FUNCTIONS,
         *([_CLIP] if clips else []),
         _made(recipe, in_step=clip_in_step),
         *([body] if body else []),
     ]
+    head = [docstring(recipe, [*use, _on_clipping(recipe)]), _imports(imports), _constants(recipe)]
     return (
         "\n\n\n".join(
             [
-                "\n\n".join(
-                    [
-                        docstring(recipe, [*use, _on_clipping(recipe)]),
-                        _imports(imports),
-                        _constants(recipe),
-                    ]
-                ),
+                "\n\n".join(head),
                 _VALUES.strip() + ("\n    folded: float = 1.0" if clips else ""),
-                "# Names of parameters; * is the number of a layer.\n"
+                "# Parameter names; * stands for the layer's number.\n"
                 + table(recipe.rows, folded=clips),
                 *(part.strip() for part in functions),
             ]
@@ -145,9 +137,14 @@ def module(
 
 def _imports(more: Sequence[str]) -> str:
     standard = ["import math", "import re", "from typing import Any, NamedTuple"]
-    others = sorted(["import torch", *more, "from torch import nn", "from torch.optim.lr_scheduler "
-                                                                    "import LambdaLR"],
-                    key=lambda line: (line.startswith("from"), line.split()[1].lower()))  # fmt: skip
+    torch = [
+        "import torch",
+        "from torch import nn",
+        "from torch.optim.lr_scheduler import LambdaLR",
+    ]
+    others = sorted(
+        [*torch, *more], key=lambda line: (line.startswith("from"), line.split()[1].lower())
+    )
     return "\n".join([*standard, "", *others])
 
 
@@ -156,33 +153,35 @@ def _constants(recipe: Recipe) -> str:
     lines = [
         f"STEPS = {length.steps}",
         f"WARMUP = {length.warmup}",
-        f"FLOOR = {recipe.told.floor!r}",
+        f"FLOOR = {recipe.training.floor!r}",
         f"SEQUENCE = {length.sequence}  # tokens",
         f"BATCH = {length.batch_sequences}  # sequences, over all devices",
         f"BETAS = {recipe.betas!r}",
     ]
-    clip = recipe.told.clip
+    clip = recipe.training.clip
     return "\n".join([*lines, *([f"CLIP = {clip!r}"] if clip else [])])
 
 
 def _made(recipe: Recipe, *, in_step: bool) -> str:
     clip = "    optimizer.register_step_pre_hook(lambda *_: clip_(model))\n"
     text = _MAKE.replace("{optimizer}", optimizer_class(recipe))
-    return text.replace("{clip}", clip if recipe.told.clip and in_step else "")
+    return text.replace("{clip}", clip if recipe.training.clip and in_step else "")
 
 
 def _on_clipping(recipe: Recipe) -> str:
-    if recipe.told.clip:
-        return "Gradients are clipped before each step, by a norm that folding does not change. Switch any other off."
-    said = (
+    if recipe.training.clip:
+        return (
+            "Gradients are clipped before each step, by a norm that folding does not change. Turn "
+            "off your trainer's own clipping."
+        )
+    fact = (
         "The study did not clip gradients"
-        if recipe.told.by["clip"] == "the study"
+        if recipe.training.origin["clip"] == "the study"
         else "Gradients are not clipped"
     )
     if any(row.folded != 1 for row in recipe.rows):
         return (
-            f"{said}. Factors of the forward pass are folded into the weights, so that torch's "
-            "clip_grad_norm_ would "
-            "take another norm than on the base: leave clipping off."
+            f"{fact}. Leave clipping off: multipliers are folded into the weights, so torch's "
+            "clip_grad_norm_ would measure another norm than on the base."
         )
-    return f"{said}: leave clipping off."
+    return f"{fact}: leave clipping off."

@@ -76,4 +76,4 @@ def _recipe(study: "Study", to: "str | Target", analysis: "StudyAnalysis") -> Re
         recipe = transfer(study, to=to, analysis=analysis)
     except StudyFailedError as error:
         return no_recipe(to if isinstance(to, str) else to.name, str(error))
-    return recipe_view(recipe.to_dict(), recipe.to_text())
+    return recipe_view(recipe)

@@ -1,6 +1,4 @@
-"""Nothing stands in a recipe that nobody said: it is "not known", and asked for once, with all
-names together.
-"""
+"""A recipe invents nothing: what neither study nor caller sets is "not known" and listed once."""
 
 import dataclasses
 import json
@@ -21,15 +19,12 @@ from mupscale.targets import build, resolve
 from tests.planning.models import Fusable
 from tests.recipes.studies import DENSE, TINY, dense, written
 
+KNOWN = mu.TunedBase(weight_decay=0.1, std=0.02)
 ALL = {
-    "weight_decay": 0.1,
-    "std": 0.02,
-    "betas": (0.9, 0.95),
-    "eps": 1e-8,
-    "clip": 1.0,
-    "floor": 0.0,
+    "base": dataclasses.replace(KNOWN, betas=(0.9, 0.95), eps=1e-8, clip=1.0),
+    "run": mu.TargetRun(floor=0.0),
 }
-NO_POSITIONS = "tests.recipes.test_told:without_positions"
+NO_POSITIONS = "tests.recipes.test_options:without_positions"
 
 
 def without_positions() -> Fusable:
@@ -61,40 +56,43 @@ class TestOwnTrainer:
     """
 
     def test_what_it_never_said_is_not_known_and_asked_for_once(self, tmp_path):
-        recipe = mu.transfer(silent(tmp_path), to=TINY, weight_decay=0.1, std=0.02)
+        recipe = mu.transfer(silent(tmp_path), to=TINY, base=KNOWN)
         assert recipe.unknown == ("betas", "eps", "clip", "floor")
         text = recipe.to_text()
         for wrong in ("0.999", "1e-08", "off, as in the study", "to zero"):
             assert wrong not in text
-        for line in ("betas         not known", "eps           not known", "clipping  not known",
-                     "then a cosine whose floor is not known"):  # fmt: skip
-            assert line in text
-        asked = (
-            "betas, eps, clipping, floor of the schedule. Pass betas=…, eps=…, clip=…, floor=… "
-            "(--betas …, --eps …, "
-            "--clip …, --floor …)."
+        words = " ".join(text.split())
+        for line in (
+            "betas not known",
+            "eps not known",
+            "clipping not known",
+            "then a cosine; its floor is not known",
+        ):
+            assert line in words
+        request = (
+            "betas, eps, clipping, floor of the schedule. Pass base=TunedBase(betas=…, eps=…, "
+            "clip=…), run=TargetRun(floor=…), or --betas … --eps … --clip … --floor … on the "
+            "command line."
         )
-        assert " ".join(text.split()).count(asked) == 1
-        assert asked.split("(")[0] in recipe.to_markdown()
+        assert words.count(request) == 1
+        assert request in recipe.to_markdown()
         assert all(row.eps is None for row in recipe.rows)
 
     def test_json_has_null(self, tmp_path):
-        content = json.loads(
-            mu.transfer(silent(tmp_path), to=TINY, weight_decay=0.1, std=0.02).to_json()
-        )
+        recipe = mu.transfer(silent(tmp_path), to=TINY, base=KNOWN)
+        content = json.loads(recipe.to_json())
         assert content["not_known"] == ["betas", "eps", "clip", "floor"]
         assert (content["base_values"]["betas"], content["base_values"]["eps"]) == (None, None)
         assert (content["clip"], content["floor"]) == (None, None)
-        rows = recipe_view(content, "").rows
-        assert ["base ε", "not known"] in [row[:2] for row in rows]
+        assert ["eps", "not known"] in [row[:2] for row in recipe_view(recipe).rows]
 
     @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "json"])
     def test_a_file_for_a_trainer_is_refused_until_all_is_said(self, tmp_path, kind):
         study = silent(tmp_path)
-        recipe = mu.transfer(study, to=TINY, weight_decay=0.1, std=0.02)
+        recipe = mu.transfer(study, to=TINY, base=KNOWN)
         with pytest.raises(
             OptionError,
-            match=r"needs numbers that are not known: betas, eps.*Pass betas=….*--betas …",
+            match=r"needs values that are not known: betas, eps.*Pass base=TunedBase\(betas=….*--betas …",
         ):
             recipe.export(kind)
         json.loads(recipe.export("json"))
@@ -107,11 +105,11 @@ class TestOwnTrainer:
         with pytest.raises(OptionError) as caught:
             mu.transfer(silent(tmp_path), to=TINY)
         assert str(caught.value) == (
-            "the study does not say weight decay, init std, without which there is no recipe; nor "
-            "betas, eps, "
-            "clipping, floor of the schedule, which it would leave open. Pass weight_decay=…, "
-            "std=…, betas=…, eps=…, "
-            "clip=…, floor=… (--weight-decay …, --std …, --betas …, --eps …, --clip …, --floor …)."
+            "the study does not give weight decay, init std, which a recipe needs, nor betas, eps, "
+            "clipping, floor of the schedule, which it would leave open. Pass "
+            "base=TunedBase(weight_decay=…, std=…, betas=…, eps=…, clip=…), "
+            "run=TargetRun(floor=…), or --weight-decay … --std … --betas … --eps … --clip … "
+            "--floor … on the command line."
         )
 
     def test_what_its_study_says_is_taken(self, tmp_path):
@@ -128,20 +126,25 @@ class TestOwnTrainer:
         }
         recipe = mu.transfer(silent(tmp_path, **tables), to=TINY)
         assert recipe.unknown == ()
-        assert (recipe.told.betas, recipe.told.clip, recipe.told.floor) == ((0.8, 0.9), 0.5, 0.1)
-        assert set(recipe.told.by.values()) == {"the study"}
+        assert (recipe.training.betas, recipe.training.clip, recipe.training.floor) == (
+            (0.8, 0.9),
+            0.5,
+            0.1,
+        )
+        assert set(recipe.training.origin.values()) == {"the study"}
         assert recipe.length.batch_rule == "printed"
-        assert "to 0.1 of the rate" in recipe.to_text()
-        assert "gradients to a norm of 0.5" in recipe.to_text()
+        assert "to 0.1 of the peak rate" in recipe.to_text()
+        assert "gradient norm at most 0.5" in recipe.to_text()
         assert any(
-            "sequences of 64 tokens, 4 times the most that was swept (16)" in risk
+            "sequences of 64 tokens: 4 times the largest swept (16)" in risk
             for risk in recipe.risks
         )
 
     def test_what_the_caller_says_counts_more(self, tmp_path):
         study = silent(tmp_path, optimizer={"betas": [0.8, 0.9], "clip": 0.5})
-        recipe = mu.transfer(study, to=TINY, **ALL | {"clip": 0})
-        assert (recipe.betas, recipe.told.clip) == ((0.9, 0.95), 0.0)
+        base = dataclasses.replace(ALL["base"], clip=0)
+        recipe = mu.transfer(study, to=TINY, base=base, run=ALL["run"])
+        assert (recipe.betas, recipe.training.clip) == ((0.9, 0.95), 0.0)
         lines = [" ".join(line.split()) for line in recipe.to_text().splitlines()]
         assert "betas 0.9, 0.95 given" in lines
         assert "clipping off" in lines
@@ -167,12 +170,14 @@ class TestOwnTrainer:
             ({"betas": 0.9}, "betas=0.9 must be two numbers"),
             ({"clip": -1}, "clip=-1 must be"),
             ({"clip": float("inf")}, "clip=inf must be"),
-            ({"floor": 2}, "floor=2 must be a share"),
+            ({"floor": 2}, "floor=2 must be a fraction"),
         ],
     )
     def test_wrong_values_are_named(self, tmp_path, wrong, message):
+        of_run = "floor" in wrong
+        options = {"run": mu.TargetRun(**wrong)} if of_run else {"base": mu.TunedBase(**wrong)}
         with pytest.raises(OptionError, match=message):
-            mu.transfer(silent(tmp_path), to=TINY, **wrong)
+            mu.transfer(silent(tmp_path), to=TINY, **options)
 
 
 class TestReferenceModel:
@@ -182,12 +187,21 @@ class TestReferenceModel:
         assert recipe.unknown == ()
         assert recipe.request is None
         assert "Not known" not in recipe.to_text()
-        assert (recipe.betas, recipe.told.clip, recipe.told.floor) == ((0.9, 0.95), 0.0, 0.0)
+        assert (recipe.betas, recipe.training.clip, recipe.training.floor) == (
+            (0.9, 0.95),
+            0.0,
+            0.0,
+        )
         assert "off, as in the study" in recipe.to_text()
 
     def test_an_optimizer_without_betas_or_eps_has_none_and_lacks_none(self, tmp_path):
         study = silent(tmp_path, optimizer={"name": "sgd", "multipliers": "hook"})
-        recipe = mu.transfer(study, to=TINY, weight_decay=0.0, std=0.02, clip=0, floor=0)
+        recipe = mu.transfer(
+            study,
+            to=TINY,
+            run=mu.TargetRun(floor=0),
+            base=mu.TunedBase(weight_decay=0.0, std=0.02, clip=0),
+        )
         assert recipe.unknown == ()
         assert recipe.eps is None
         assert "eps  " not in recipe.to_text().split("Weight decay")[0]
@@ -203,7 +217,7 @@ class TestSequence:
             "all positions of the target",
         )
         assert (
-            f"{recipe.length.batch_sequences} sequences of 1,024 (all positions of the target)"
+            f"{recipe.length.batch_sequences} sequences of 1,024 tokens (all positions of the target)"
             in recipe.to_text()
         )
 
@@ -215,7 +229,9 @@ class TestSequence:
 
     def test_is_not_known_where_the_target_does_not_say(self, analysis):
         assert shape_of(resolve(NO_POSITIONS).model).positions is None
-        recipe = mu.transfer(DENSE, to=NO_POSITIONS, analysis=analysis, tokens=1e9)
+        recipe = mu.transfer(
+            DENSE, to=NO_POSITIONS, analysis=analysis, run=mu.TargetRun(tokens=1e9)
+        )
         assert recipe.unknown == ("sequence",)
         assert (recipe.length.sequence, recipe.length.batch_sequences) == (None, None)
         rule = budget(10**9)
@@ -223,33 +239,36 @@ class TestSequence:
             rule.batch_tokens,
             rule.iterations,
         )
-        assert (
-            f"{rule.batch_tokens:,} tokens; how long a sequence is, is not known"
-            in recipe.to_text()
-        )
-        assert "sequence. Pass sequence=… (--sequence …)." in recipe.to_text()
-        recipe_view(recipe.to_dict(), "")
-        with pytest.raises(OptionError, match=r"not known: sequence\. Pass sequence=…"):
+        assert f"{rule.batch_tokens:,} tokens; the sequence length is not known" in recipe.to_text()
+        request = "sequence. Pass run=TargetRun(sequence=…), or --sequence … on the command line."
+        assert request in recipe.to_text()
+        recipe_view(recipe)
+        with pytest.raises(OptionError, match=r"not known: sequence\. Pass run=TargetRun\("):
             recipe.export("pytorch")
-        assert mu.transfer(DENSE, to=NO_POSITIONS, analysis=analysis, sequence=32).unknown == ()
+        assert (
+            mu.transfer(
+                DENSE, to=NO_POSITIONS, analysis=analysis, run=mu.TargetRun(sequence=32)
+            ).unknown
+            == ()
+        )
 
     def test_learned_positions_are_all_there_are(self, analysis):
         gpt2 = build(GPT2Config(n_layer=2, n_embd=64, n_head=8))
         with pytest.raises(
             DimensionError, match="sequence=2048 is longer than the 1024 positions that GPT2LMHead"
         ):
-            mu.transfer(DENSE, to=gpt2, analysis=analysis, sequence=2048)
+            mu.transfer(DENSE, to=gpt2, analysis=analysis, run=mu.TargetRun(sequence=2048))
         opt = "hf:opt,num_hidden_layers=1,hidden_size=64,num_attention_heads=8,ffn_dim=96,word_embed_proj_dim=64"
         shape = shape_of(resolve(f"{opt},max_position_embeddings=512").model)
         assert shape.learned_positions == 512  # its table has two rows more
 
     def test_rotary_positions_beyond_the_config_are_a_risk(self, analysis):
-        recipe = mu.transfer(DENSE, to=TINY, analysis=analysis, sequence=128)
+        recipe = mu.transfer(DENSE, to=TINY, analysis=analysis, run=mu.TargetRun(sequence=128))
         assert "sequences of 128 tokens are longer than the target's 64 positions" in recipe.risks
 
     def test_a_sequence_of_nothing(self, analysis):
-        with pytest.raises(DimensionError, match="sequence=0 is not a number of tokens"):
-            mu.transfer(DENSE, to=TINY, analysis=analysis, sequence=0)
+        with pytest.raises(DimensionError, match="sequence=0 must be at least 1 token"):
+            mu.transfer(DENSE, to=TINY, analysis=analysis, run=mu.TargetRun(sequence=0))
 
 
 class TestBatchRule:
@@ -257,19 +276,19 @@ class TestBatchRule:
         """A study by the printed rule got a batch half as large again, by the rule of the
         tables.
         """
-        study = dense(tmp_path, lambda trial: trial)
+        study, run = dense(tmp_path, lambda trial: trial), mu.TargetRun(tokens=881_900_000)
         toml = (tmp_path / "study.toml").read_text()
         assert "batch_rule" not in toml
         swept = study.config.to_dict()
         swept["length"] = {**swept["length"], "batch_rule": "printed"}
         changed = dataclasses.replace(study, config=type(study.config).from_dict(swept))
         by_table, by_print = (
-            mu.transfer(one, to="gpt:kvr_12", rule="mup", analysis=analysis, tokens=881_900_000)
+            mu.transfer(one, to="gpt:kvr_12", rule="mup", analysis=analysis, run=run)
             for one in (study, changed)
         )
         assert (by_table.length.batch_sequences, by_print.length.batch_sequences) == (33, 22)
         assert by_print.length.steps == budget(881_900_000, "printed").iterations
-        assert "by the rule that the study had: printed" in by_print.to_text()
+        assert "the study's batch rule: printed" in by_print.to_text(columns=200)
 
     def test_steps_do_not_depend_on_whether_a_sequence_is_known(self):
         known, unknown = (
@@ -296,8 +315,10 @@ def test_a_reading_goes_to_the_target(analysis):
             return self.inner(input_ids)
 
     with pytest.raises(mu.MupscaleError, match="odd"):
-        mu.transfer(DENSE, to=Odd(), analysis=analysis, sequence=32)
+        mu.transfer(DENSE, to=Odd(), analysis=analysis, run=mu.TargetRun(sequence=32))
     reading = mu.Reading(roles={"odd": "hidden"})
-    recipe = mu.transfer(DENSE, to=Odd(), analysis=analysis, sequence=32, reading=reading)
+    recipe = mu.transfer(
+        DENSE, to=Odd(), analysis=analysis, reading=reading, run=mu.TargetRun(sequence=32)
+    )
     assert recipe.plan.parameters["odd"].role == "hidden"
     assert recipe.plan.reading == reading

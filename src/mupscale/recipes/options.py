@@ -1,0 +1,138 @@
+"""What a caller may set for a recipe, and what the study itself says about its training."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mupscale.errors import OptionError
+from mupscale.planning.base import Base
+
+Betas = tuple[float, float]
+Origin = Literal["the study", "given"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetRun:
+    """The target's training run. What is None follows the study, or the paper's rules."""
+
+    tokens: float | None = None
+    "Tokens in the whole run."
+    tokens_per_parameter: float | None = None
+    "Instead of `tokens`: per parameter without embeddings (default: the study's)."
+    sequence: int | None = None
+    "Tokens per sequence (default: the target's positions, at most 8192)."
+    floor: float | None = None
+    "Fraction of the peak rate at which the cosine ends (default: the study's)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedBase:
+    """What you know about the base (the model you tuned), in place of what the study says.
+
+    A value that the study searched cannot be set: the recipe takes its optimum.
+    """
+
+    model: Base | None = None
+    """The base as a model or config of the target's kind, where the study's sizes are not enough:
+    `mupscale.proxy(config, width=…, depth=…)`."""
+    weight_decay: float | None = None
+    eps: float | None = None
+    std: float | None = None
+    "Standard deviation of the initial weights."
+    betas: Betas | None = None
+    clip: float | None = None
+    "Norm to which gradients are clipped; 0 for no clipping."
+
+
+_LABELS = {
+    "weight_decay": "weight decay",
+    "std": "init std",
+    "tokens": "tokens per run",
+    "clip": "clipping",
+    "floor": "floor of the schedule",
+}
+_OF_RUN = ("tokens", "floor", "sequence")
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Betas, clipping and floor of the study's training, or the caller's; None if unknown."""
+
+    betas: Betas | None
+    clip: float | None
+    "Norm of the gradients in the base's units; 0 where they are not clipped."
+    floor: float | None
+    "Fraction of the peak rate at which the cosine ends."
+    origin: Mapping[str, Origin]
+    "Where each known value comes from."
+
+    @staticmethod
+    def of(study: Mapping[str, Any], base: TunedBase, run: TargetRun) -> "TrainingSettings":
+        """The study's settings, overridden by the caller's."""
+        given = {"betas": base.betas, "clip": base.clip, "floor": run.floor}
+        values = {name: study.get(name) if own is None else own for name, own in given.items()}
+        origin: dict[str, Origin] = {
+            name: "the study" if given[name] is None else "given"
+            for name, value in values.items()
+            if value is not None
+        }
+        return TrainingSettings(
+            _betas(values["betas"]), _clip(values["clip"]), _floor(values["floor"]), origin
+        )
+
+
+def _betas(value: Any) -> Betas | None:
+    if value is None:
+        return None
+    numbers = tuple(value) if isinstance(value, list | tuple) else ()
+    if len(numbers) != 2 or not all(_is_number(beta) and 0 <= beta < 1 for beta in numbers):
+        raise OptionError(f"betas={value!r} must be two numbers from 0 to below 1, as (0.9, 0.95).")
+    return float(numbers[0]), float(numbers[1])
+
+
+def _clip(value: Any) -> float | None:
+    if value is None:
+        return None
+    if not _is_number(value) or value < 0:
+        raise OptionError(f"clip={value!r} must be a finite number above 0, or 0 for no clipping.")
+    return float(value)
+
+
+def _floor(value: Any) -> float | None:
+    if value is None:
+        return None
+    if not _is_number(value) or not 0 <= value <= 1:
+        raise OptionError(f"floor={value!r} must be a fraction of the peak rate, from 0 to 1.")
+    return float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def in_words(names: Iterable[str]) -> str:
+    """Options as a reader knows them.
+
+    >>> in_words(["betas", "clip"])
+    'betas, clipping'
+    """
+    return ", ".join(_LABELS.get(name, name) for name in names)
+
+
+def how_to_set(names: Iterable[str]) -> str:
+    """How to set these options, in Python and on the command line.
+
+    >>> how_to_set(["std", "floor"])
+    'Pass base=TunedBase(std=…), run=TargetRun(floor=…), or --std … --floor … on the command line.'
+    """
+    names = list(names)
+    groups = {
+        "base=TunedBase": [name for name in names if name not in _OF_RUN],
+        "run=TargetRun": [name for name in names if name in _OF_RUN],
+    }
+    calls = [
+        f"{head}({', '.join(f'{name}=…' for name in own)})" for head, own in groups.items() if own
+    ]
+    flags = " ".join(f"--{name.replace('_', '-')} …" for name in names)
+    return f"Pass {', '.join(calls)}, or {flags} on the command line."
