@@ -7,7 +7,7 @@ TIMM := .venv/timm
 WORKERS ?= 2
 
 
-.PHONY: help venv postgres browser torchtitan lint test demo docs drills bench clean
+.PHONY: help venv postgres browser torchtitan lint test demo docs refresh drills bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -67,6 +67,9 @@ docs: venv  ## the site, built strictly: open site/index.html
 	@$(BIN)/python -m website.pages build/pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "the site: site/index.html"
+
+refresh: venv  ## run the commands that the documents show, and write what they print
+	@$(BIN)/python -m website.refresh
 
 drills: venv  ## the slow checks; their tables go to results/drills/
 	@for drill in drills/*.py; do \

@@ -11,6 +11,7 @@ import pytest
 
 from mupscale.cli import main
 from tests.recipes.studies import DENSE, ROOT, TINY, dense
+from website.refresh import clean_folder, printed
 
 DOCUMENT = ROOT / "docs" / "transfer.md"
 SHOWN = re.findall(
@@ -21,17 +22,10 @@ SHOWN = re.findall(
 
 
 @pytest.mark.parametrize(("command", "shown"), SHOWN, ids=[command for command, _ in SHOWN])
-def test_the_document_shows_what_is_printed(command, shown, capsys, monkeypatch):
-    """If it does not: run the command in the project's folder and paste what it prints."""
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("COLUMNS", "120")
-    arguments, _, cut = command.partition(" | ")
-    assert main(arguments.split()) == 0
-    printed = capsys.readouterr().out
-    if cut:  # sed -n FROM,TOp
-        first, last = map(int, re.findall(r"\d+", cut))
-        printed = "\n".join(printed.splitlines()[first - 1 : last])
-    assert rounded(printed.rstrip()) == rounded(shown.rstrip())
+def test_the_document_shows_what_is_printed(command, shown):
+    """If it does not: make refresh."""
+    with clean_folder():
+        assert rounded(printed(f"mupscale {command}")) == rounded(shown)
 
 
 def rounded(text):
