@@ -1,14 +1,13 @@
 """What each parameter does: one forward pass, followed operation by operation.
 
-Names are claims. So the model runs once on the meta device, with tensors that have shapes and no
-numbers, and every operation of torch is seen: which parameter is looked up, which multiplies, which
-is the gain of a norm and with which offset, which matrices end in the residual stream and with
-which constant, which rows of a fused matrix become queries, keys and values, and how often a layer
-is used. That costs no memory, so it is done at the model's real size.
+Names can be wrong, so the model runs once on the meta device, with tensors that have shapes but no
+numbers. That costs no memory, so it is done at the model's real size. Every operation of torch is
+seen: which parameter is looked up, which multiplies, which is the gain of a norm and with which
+offset, which matrices end in the residual stream and with which constant, which rows of a fused
+matrix become queries, keys and values, and how often a layer is used.
 
-Every tensor carries a `Tag`: the sum of which outputs it is (`sources`, each with its constant
-factor), what it depends on at all (`depends`, a set of bits), and what else is known of it. The
-model is not changed.
+Every tensor carries a `Tag`: the outputs it is a sum of (`sources`, each with its constant factor),
+everything it depends on (`depends`, a set of bits), and more. The model is not changed.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mupscale.reading.roles import Role
 from mupscale.reading.rows import Rows, if_shaped, joined_rows, numbered, paired, unpaired, view_of
 from mupscale.reading.traces import (
     UNKNOWN,
@@ -38,25 +36,42 @@ from mupscale.reading.traces import (
 )
 
 
+class Operation(NamedTuple):
+    """One call of a torch operator."""
+
+    name: str
+    args: Sequence[Any]
+    keywords: Mapping[str, Any]
+    result: Any
+
+
+class AttentionStage(NamedTuple):
+    """How far an attention has come in a tensor: scores, weights after the softmax, or mixed
+    values.
+    """
+
+    stage: Literal["scores", "weights", "mixed"]
+    query: TensorPart | None = None
+    key: TensorPart | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What is known of one tensor."""
+    """What is known about one tensor."""
 
     depends: int = 0
     sources: Mapping[int, float] = field(default_factory=dict[int, float])
     through: frozenset[int] = frozenset()
-    """Sources that reached it through a nonlinearity, entry by entry."""
+    """Sources that reached it through an elementwise nonlinearity."""
     root: int = 0
-    """The same for a tensor and its copies and views, so that a norm's statistic finds what it is
-    of.
-    """
+    """Shared by a tensor, its copies and its views: links the statistic of a norm to its input."""
     squared: int = 0
-    """The root of which this is a power, entry by entry."""
+    """The root that this is an elementwise power of."""
     statistic: int = 0
-    """The root of which this is a mean, sum, variance or norm."""
+    """The root that this is a mean, sum, variance or norm of."""
     parameter: str | None = None
     vector: bool = False
-    """Whether that parameter is a vector, however it is expanded."""
+    """Whether that parameter is a vector, even where it is expanded."""
     scale: float = 1.0
     offset: float = 0.0
     """The tensor is scale · parameter + offset."""
@@ -64,11 +79,8 @@ class Tag:
     norm: int | None = None
     """The normalization that this is the output of, before or after its gain."""
     rows: Rows | None = None
-    """For each entry, the row of the one source that it came from."""
-    attention: tuple[str, Any, Any] | None = None
-    """("scores", queries, keys), ("weights", queries, keys) behind the softmax, or ("mixed", None,
-    None).
-    """
+    """For each entry, the row of the single source that it came from."""
+    attention: AttentionStage | None = None
     is_input: bool = False
 
 
@@ -79,67 +91,76 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_VIEWS = _words(
-    "view _unsafe_view reshape t transpose permute unsqueeze squeeze expand slice select split "
-    "split_with_sizes unbind "
-    "chunk alias detach clone _to_copy contiguous narrow flatten unflatten movedim lift_fresh "
-    "lift_fresh_copy repeat "
-    "as_strided _reshape_alias view_copy expand_copy squeeze_copy unsqueeze_copy permute_copy "
-    "t_copy transpose_copy "
-    "slice_copy select_copy numpy_T mT dropout native_dropout repeat_interleave roll flip"
-)
+_VIEWS = _words("""
+    view _unsafe_view reshape t transpose permute unsqueeze squeeze expand slice select split
+    split_with_sizes unbind chunk alias detach clone _to_copy contiguous narrow flatten unflatten
+    movedim lift_fresh lift_fresh_copy repeat as_strided _reshape_alias view_copy expand_copy
+    squeeze_copy unsqueeze_copy permute_copy t_copy transpose_copy slice_copy select_copy numpy_T mT
+    dropout native_dropout repeat_interleave roll flip
+""")
 _COPIES = _words("alias detach clone _to_copy contiguous lift_fresh lift_fresh_copy dropout")
 _STATISTICS = _words("mean sum var var_mean std std_mean linalg_vector_norm norm amax amin prod")
-_NONLINEAR = _words(
-    "gelu silu relu relu6 leaky_relu sigmoid tanh exp expm1 log log_sigmoid logsigmoid softplus "
-    "elu celu selu mish "
-    "hardswish hardsigmoid hardtanh threshold square abs log_softmax _log_softmax prelu glu erf "
-    "sin cos"
-)
+_NONLINEAR = _words("""
+    gelu silu relu relu6 leaky_relu sigmoid tanh exp expm1 log log_sigmoid logsigmoid softplus elu
+    celu selu mish hardswish hardsigmoid hardtanh threshold square abs log_softmax _log_softmax
+    prelu glu erf sin cos
+""")
 _CHOOSING = _words("sigmoid topk sort argmax argsort max log_softmax _log_softmax")
 _SOFTMAX = _words("_softmax _safe_softmax softmax")
-_ATTENTION_KERNELS = _words(
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
-    "_scaled_dot_product_efficient_attention _scaled_dot_product_fused_attention_overrideable "
-    "_scaled_dot_product_attention_math scaled_dot_product_attention "
-    "_scaled_dot_product_cudnn_attention"
-)
+_ATTENTION_KERNELS = _words("""
+    _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+    _scaled_dot_product_efficient_attention _scaled_dot_product_fused_attention_overrideable
+    _scaled_dot_product_attention_math scaled_dot_product_attention
+    _scaled_dot_product_cudnn_attention
+""")
 
 
 class Following(TorchDispatchMode):
-    """The mode that sees every operation and says what comes out of it."""
+    """The mode that sees every operation and tags its results."""
 
     def __init__(self, trace: ForwardTrace) -> None:
         super().__init__()
         self.trace = trace
-        # Tensors are kept, so that no other one can come to have the identity of one that has gone.
+        # Tensors are kept alive: the id of a freed tensor could be given to a new one.
         self.tags: dict[int, tuple[Tensor, Tag]] = {}
         self.path: list[str] = [""]
         self.bits = 0
         self.roots = 0
-        self.handlers: dict[str, Callable[..., None]] = {
-            "add": self._add, "sub": self._add, "rsub": self._add, "mul": self._multiply, "div": self._multiply,
-            "neg": self._negate, "embedding": self._embedding, "mm": self._product, "bmm": self._product,
-            "index": self._index, "index_select": self._index,
-            "matmul": self._product, "addmm": self._biased_product, "baddbmm": self._biased_product,
-            "linear": self._linear, "convolution": self._convolution, "_convolution": self._convolution,
-            "_grouped_mm": self._product, "native_layer_norm": self._fused_norm, "_fused_rms_norm": self._fused_norm,
-            "native_group_norm": self._group_norm, "native_batch_norm": self._batch_norm,
-            "_native_batch_norm_legit_no_training": self._batch_norm, "_native_batch_norm_legit": self._batch_norm,
-            "pow": self._power, "rsqrt": self._of_statistic, "sqrt": self._of_statistic,
-            "reciprocal": self._of_statistic, "clamp_min": self._of_statistic, "clamp": self._of_statistic,
-            "scalar_tensor": self._scalar, "full": self._full, "cat": self._joined, "stack": self._joined,
-            "view_as_complex": self._as_complex, "view_as_real": self._as_real, "copy": self._copy,
-            "masked_fill": self._elementwise, "where": self._elementwise,
-        }  # fmt: skip
+        handled: Sequence[tuple[Callable[[Operation], None], str]] = [
+            (self._add, "add sub rsub"),
+            (self._multiply, "mul div"),
+            (self._negate, "neg"),
+            (self._embedding, "embedding"),
+            (self._index, "index index_select"),
+            (self._product, "mm bmm matmul _grouped_mm"),
+            (self._biased_product, "addmm baddbmm"),
+            (self._linear, "linear"),
+            (self._convolution, "convolution _convolution"),
+            (self._fused_norm, "native_layer_norm _fused_rms_norm"),
+            (
+                self._group_norm,
+                "native_group_norm native_batch_norm _native_batch_norm_legit "
+                "_native_batch_norm_legit_no_training",
+            ),
+            (self._power, "pow"),
+            (self._of_statistic, "rsqrt sqrt reciprocal clamp_min clamp"),
+            (self._constant, "scalar_tensor full"),
+            (self._joined, "cat stack"),
+            (self._complex_view, "view_as_complex view_as_real"),
+            (self._copy, "copy"),
+            (self._elementwise, "masked_fill where"),
+            (self._view, " ".join(_VIEWS)),
+            (self._statistic, " ".join(_STATISTICS)),
+            (self._nonlinear, " ".join(_NONLINEAR | _CHOOSING)),
+            (self._softmax, " ".join(_SOFTMAX)),
+            (self._attention_kernel, " ".join(_ATTENTION_KERNELS)),
+        ]
+        self.handlers = {name: handler for handler, names in handled for name in names.split()}
 
     # The frame
 
     def entering(self, path: str) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            self.path.append(path)
-
-        return hook
+        return lambda *_: self.path.append(path)
 
     def leaving(self, *_: Any) -> None:
         self.path.pop()
@@ -152,16 +173,16 @@ class Following(TorchDispatchMode):
         self._set(tensor, Tag(constant=value, root=self._root()))
 
     def mark_input(self, tensor: Tensor) -> None:
-        # Tokens and masks only look up and choose; what is made of them is not the input any more.
+        # Tokens and masks only look up and choose: what is made from them is not an input.
         self._set(tensor, Tag(is_input=tensor.is_floating_point(), root=self._root()))
 
     def finish(self, output: Any) -> None:
-        """The outputs: the logits where the model names them, otherwise the first tensor of real
-        numbers.
+        """Record the outputs: the logits if the model names them, otherwise the first float
+        tensor.
         """
         tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
-        named = getattr(output, "logits", None)
-        first = named if isinstance(named, Tensor) else tensors[0] if tensors else None
+        logits = getattr(output, "logits", None)
+        first = logits if isinstance(logits, Tensor) else tensors[0] if tensors else None
         for tensor in tensors:
             self.trace.reached |= self._tag(tensor).depends
         if first is not None:
@@ -171,35 +192,16 @@ class Following(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
-        in_place = name.endswith("_") and not name.endswith("__")
-        name = name.rstrip("_") if in_place else name
+        if name.endswith("_") and not name.endswith("__"):  # in place
+            name = name.rstrip("_")
         keywords: dict[str, Any] = kwargs or {}
-        if (
-            name == "_grouped_mm" and args[0].is_meta
-        ):  # takes bfloat16 only, and only its shape is wanted
+        if name == "_grouped_mm" and args[0].is_meta:
+            # The operator accepts only bfloat16; here only the shape is needed.
             result = args[0].new_empty(args[0].shape[0], args[1].shape[-1])
         else:
             result = func(*args, **keywords)
-        self._see(name, args, keywords, result)
+        self.handlers.get(name, self._elementwise)(Operation(name, args, keywords, result))
         return result
-
-    def _see(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        if name in self.handlers:
-            self.handlers[name](name, args, keywords, result)
-        elif name in _VIEWS:
-            self._view(name, args, keywords, result)
-        elif name in _STATISTICS:
-            self._statistic(name, args, keywords, result)
-        elif name in _NONLINEAR or name in _CHOOSING:
-            self._nonlinear(args, result, chooses=name in _CHOOSING)
-        elif name in _SOFTMAX:
-            self._softmax(args, result)
-        elif name in _ATTENTION_KERNELS:
-            self._attention_kernel(args, keywords, result)
-        else:
-            self._elementwise(name, args, keywords, result)
 
     def _root(self) -> int:
         self.roots += 1
@@ -210,102 +212,79 @@ class Following(TorchDispatchMode):
         return 1 << self.bits
 
     def _tag(self, value: Any) -> Tag:
-        found = self.tags.get(id(value)) if isinstance(value, Tensor) else None
-        return found[1] if found else _NOTHING
+        entry = self.tags.get(id(value)) if isinstance(value, Tensor) else None
+        return entry[1] if entry else _NOTHING
 
     def _set(self, tensor: Any, tag: Tag) -> None:
         if isinstance(tensor, Tensor):
             self.tags[id(tensor)] = (tensor, tag)
 
-    def _source(
-        self, kind: SourceKind, parameter: str | None, given: Tag, **more: Any
-    ) -> ValueSource:
-        made = ValueSource(
-            len(self.trace.sources),
-            self._bit(),
-            kind,
-            parameter,
-            self.path[-1],
-            given.sources,
-            given.depends,
-            **more,
+    def _source(self, kind: SourceKind, parameter: str | None, x: Tag, **more: Any) -> ValueSource:
+        number, module = len(self.trace.sources), self.path[-1]
+        source = ValueSource(
+            number, self._bit(), kind, parameter, module, x.sources, x.depends, **more
         )
-        self.trace.sources.append(made)
-        return made
+        self.trace.sources.append(source)
+        return source
 
     def _use(self, name: str, kind: UseKind, **more: Any) -> int:
         bit = self._bit()
         self.trace.uses.setdefault(name, []).append(Use(kind, self.path[-1], bit, **more))
         return bit
 
+    def _other_uses(self, *tags: Tag) -> int:
+        """Bits of the parameters among these tags, used in a way that is not followed."""
+        bits = 0
+        for tag in tags:
+            bits |= self._use(tag.parameter, "other") if tag.parameter else 0
+        return bits
+
     def _note_sum(self, tag: Tag) -> None:
-        if len(tag.sources) > 1 or any(
-            self.trace.sources[one].kind == "table" for one in tag.sources
-        ):
+        kinds = [self.trace.sources[number].kind for number in tag.sources]
+        if len(kinds) > 1 or "table" in kinds:
             self.trace.sums.append(tag.sources)
 
     # Operations that keep what is known
 
-    def _view(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        tag = self._tag(args[0])
+    def _view(self, op: Operation) -> None:
+        given, tag = op.args[0], self._tag(op.args[0])
         if tag is _NOTHING:
-            self._moved_constant(args[0], result)
+            # torch.tensor(8.0) in a forward pass: a number made on the CPU and moved.
+            if isinstance(given, Tensor) and given.numel() == 1 and not given.is_meta:
+                self._set(op.result, Tag(constant=float(given), root=self._root()))
             return
-        if not isinstance(result, tuple | list):
-            moved = (
-                tag.rows
-                if name in _COPIES
-                else tag.rows and tag.rows.then(view_of(name, args[1:], keywords))
-            )
-            self._set(result, replace(tag, rows=moved))
-            return
-        for k, one in enumerate(result):
-            own = None if tag.rows is None else tag.rows.then(view_of(name, args[1:], keywords, k))
-            self._set(one, replace(tag, rows=own))
+        several = isinstance(op.result, tuple | list)
+        for k, part in enumerate(op.result if several else [op.result]):
+            rows = tag.rows
+            if rows is not None and op.name not in _COPIES:
+                view = view_of(op.name, op.args[1:], op.keywords, k if several else None)
+                rows = rows.then(view)
+            self._set(part, replace(tag, rows=rows))
 
-    def _moved_constant(self, given: Any, result: Any) -> None:
-        """A number that is made on the CPU and moved (torch.tensor(…) in a forward pass) keeps its
-        value.
-        """
-        if (
-            isinstance(given, Tensor)
-            and given.numel() == 1
-            and not given.is_meta
-            and isinstance(result, Tensor)
-        ):
-            self._set(result, Tag(constant=float(given), root=self._root()))
+    def _complex_view(self, op: Operation) -> None:
+        tag = self._tag(op.args[0])
+        view = paired if op.name == "view_as_complex" else unpaired
+        self._set(op.result, replace(tag, rows=tag.rows and tag.rows.then(view)))
 
-    def _as_complex(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
-        tag = self._tag(args[0])
-        self._set(result, replace(tag, rows=tag.rows and tag.rows.then(paired)))
+    def _copy(self, op: Operation) -> None:
+        for tensor in (op.result, op.args[0]):
+            self._set(tensor, self._tag(op.args[1]))
 
-    def _as_real(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
-        tag = self._tag(args[0])
-        self._set(result, replace(tag, rows=tag.rows and tag.rows.then(unpaired)))
-
-    def _copy(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
-        self._set(result, self._tag(args[1]))
-        self._set(args[0], self._tag(args[1]))
-
-    def _joined(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        tags = [self._tag(tensor) for tensor in args[0]]
+    def _joined(self, op: Operation) -> None:
+        tags = [self._tag(tensor) for tensor in op.args[0]]
         together = self._combined(tags)
-        tables = [tag.parameter for tag in tags if tag.parameter]
-        for parameter in tables:  # a class token, put in front of the others
-            together = replace(together, depends=together.depends | self._use(parameter, "joined"))
+        for tag in tags:
+            if tag.parameter:  # a class token, put in front of the others
+                bit = self._use(tag.parameter, "joined")
+                together = replace(together, depends=together.depends | bit)
         several = [tag.rows for tag in tags if tag.rows is not None]
-        dim = keywords.get("dim", args[1] if len(args) > 1 else 0)
-        joined = (
-            Rows(lambda: joined_rows(name, several, dim)) if len(several) == len(tags) else None
-        )
-        self._set(result, replace(together, rows=joined))
+        dim = op.keywords.get("dim", op.args[1] if len(op.args) > 1 else 0)
+        whole = len(several) == len(tags)
+        rows = Rows(lambda: joined_rows(op.name, several, dim)) if whole else None
+        self._set(op.result, replace(together, rows=rows))
 
     def _combined(self, tags: Sequence[Tag]) -> Tag:
-        """What a tensor is that was made of several in a way that is not followed."""
+        """The tag of a tensor made from several in a way that is not followed."""
         depends, sources, through = 0, dict[int, float](), frozenset[int]()
         attention, rows, is_input = None, None, False
         for tag in tags:
@@ -316,79 +295,49 @@ class Following(TorchDispatchMode):
             rows = tag.rows if rows is None else rows
             is_input = is_input or tag.is_input
         return Tag(
-            depends,
-            sources,
-            through,
-            self._root(),
-            attention=attention,
-            rows=rows,
-            is_input=is_input,
-        )
+            depends, sources, through, self._root(),
+            attention=attention, rows=rows, is_input=is_input,
+        )  # fmt: skip
 
-    def _elementwise(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        """Whatever is not known: what goes in comes out, with factors that are not known."""
-        given = [*tensors_in(args), *tensors_in(tuple(keywords.values()))]
-        tags = [self._tag(tensor) for tensor in given]
-        tags = [tag for tag in tags if tag is not _NOTHING]
+    def _elementwise(self, op: Operation) -> None:
+        """Any operation that is not known: its result depends on the inputs with unknown
+        factors.
+        """
+        inputs = [*tensors_in(op.args), *tensors_in(tuple(op.keywords.values()))]
+        tags = [tag for tensor in inputs if (tag := self._tag(tensor)) is not _NOTHING]
         if not tags:
             return
         combined = self._combined(tags)
-        for tag in tags:
-            if tag.parameter is not None:
-                combined = replace(
-                    combined, depends=combined.depends | self._use(tag.parameter, "other")
-                )
-        masked = name in ("masked_fill", "where")
-        if masked:  # a mask does not change what the entries are
+        combined = replace(combined, depends=combined.depends | self._other_uses(*tags))
+        if op.name in ("masked_fill", "where"):  # a mask does not change what the entries are
             kept = [tag for tag in tags if tag.sources or tag.attention]
             combined = replace(combined, sources=kept[0].sources) if len(kept) == 1 else combined
-        for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
-            self._set(one, replace(combined, rows=if_shaped(combined.rows, one)))
+        for tensor in tensors_in(op.result):
+            self._set(tensor, replace(combined, rows=if_shaped(combined.rows, tensor)))
 
-    # Sums and products, entry by entry
+    # Elementwise sums and products
 
-    def _add(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        left, right = self._tag(args[0]), self._tag(args[1])
-        alpha = float(keywords.get("alpha", 1))
-        signs = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-1.0, 1.0)}[name]
-        numbers = [_number(args[k], tag) for k, tag in enumerate((left, right))]
-        if left.parameter and numbers[1] is not None:
-            self._set(
-                result,
-                replace(
-                    left,
-                    scale=left.scale * signs[0],
-                    offset=left.offset * signs[0] + signs[1] * numbers[1],
-                ),
-            )
-            return
-        if right.parameter and numbers[0] is not None:
-            self._set(
-                result,
-                replace(
-                    right,
-                    scale=right.scale * signs[1],
-                    offset=right.offset * signs[1] + signs[0] * numbers[0],
-                ),
-            )
-            return
-        if numbers[1] is not None or numbers[0] is not None:
-            kept = right if numbers[0] is not None else left
-            self._set(
-                result, replace(kept, root=kept.root if kept.statistic else self._root(), norm=None)
-            )
-            return
-        if left.statistic and left.statistic == right.root and not left.parameter:
+    def _add(self, op: Operation) -> None:
+        result, tags = op.result, (self._tag(op.args[0]), self._tag(op.args[1]))
+        left, right = tags
+        alpha = float(op.keywords.get("alpha", 1))
+        signs = {"add": (1.0, alpha), "sub": (1.0, -alpha), "rsub": (-1.0, 1.0)}[op.name]
+        numbers = [_number(op.args[k], tag) for k, tag in enumerate(tags)]
+        for k, tag in enumerate(tags):
+            number = numbers[1 - k]
+            if tag.parameter and number is not None:
+                offset = tag.offset * signs[k] + signs[1 - k] * number
+                self._set(result, replace(tag, scale=tag.scale * signs[k], offset=offset))
+                return
+        if numbers[0] is not None or numbers[1] is not None:
+            kept = left if numbers[0] is None else right
+            root = kept.root if kept.statistic else self._root()
+            self._set(result, replace(kept, root=root, norm=None))
+        elif left.statistic and left.statistic == right.root and not left.parameter:
             self._set(result, right)
-            return
-        if right.statistic and right.statistic == left.root:  # x − mean(x)
+        elif right.statistic and right.statistic == left.root:  # x − mean(x)
             self._set(result, left)
-            return
-        if left.parameter and not right.parameter:
+        elif left.parameter and not right.parameter:
             self._set(result, self._with_parameter(right, left))
         elif right.parameter and not left.parameter:
             self._set(result, self._with_parameter(left, right))
@@ -398,16 +347,11 @@ class Following(TorchDispatchMode):
     def _sum(self, left: Tag, right: Tag, signs: tuple[float, float], result: Tensor) -> Tag:
         sources = {number: factor * signs[0] for number, factor in left.sources.items()}
         for number, factor in right.sources.items():
-            # The same source twice (a rotation's two halves) is one that is no longer a constant
-            # times itself.
+            # The same source twice (the two halves of a rotation): no longer a constant times it.
             sources[number] = UNKNOWN if number in sources else factor * signs[1]
-        for tag in (left, right):
-            if tag.parameter:
-                bit = self._use(tag.parameter, "other")
-                left = replace(left, depends=left.depends | bit)
         rows = left.rows if left.rows is not None else right.rows
         return Tag(
-            left.depends | right.depends,
+            left.depends | right.depends | self._other_uses(left, right),
             sources,
             left.through | right.through,
             self._root(),
@@ -428,27 +372,24 @@ class Following(TorchDispatchMode):
         sources = {**tag.sources, source.number: parameter.scale}
         return replace(tag, depends=depends, sources=sources, root=self._root(), norm=None)
 
-    def _negate(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
-        self._scaled(self._tag(args[0]), -1.0, result)
+    def _negate(self, op: Operation) -> None:
+        self._scaled(self._tag(op.args[0]), -1.0, op.result)
 
     def _scaled(self, tag: Tag, factor: float, result: Tensor) -> None:
         if tag.parameter:
-            self._set(result, replace(tag, scale=tag.scale * factor, offset=tag.offset * factor))
-            return
-        if tag.constant is not None:
-            self._set(result, replace(tag, constant=tag.constant * factor))
-            return
-        sources = {number: old * factor for number, old in tag.sources.items()}
-        self._set(
-            result, replace(tag, sources=sources, root=tag.root if tag.statistic else self._root())
-        )
+            scaled = replace(tag, scale=tag.scale * factor, offset=tag.offset * factor)
+        elif tag.constant is not None:
+            scaled = replace(tag, constant=tag.constant * factor)
+        else:
+            sources = {number: old * factor for number, old in tag.sources.items()}
+            root = tag.root if tag.statistic else self._root()
+            scaled = replace(tag, sources=sources, root=root)
+        self._set(result, scaled)
 
-    def _multiply(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        left, right = self._tag(args[0]), self._tag(args[1])
-        divides = name == "div"
-        numbers = [_number(args[k], tag) for k, tag in enumerate((left, right))]
+    def _multiply(self, op: Operation) -> None:
+        result, left, right = op.result, self._tag(op.args[0]), self._tag(op.args[1])
+        divides = op.name == "div"
+        numbers = [_number(op.args[k], tag) for k, tag in enumerate((left, right))]
         if numbers[1] is not None:
             inverted = divides and numbers[1] and not math.isinf(numbers[1])
             self._scaled(left, 1 / numbers[1] if inverted else numbers[1], result)
@@ -461,168 +402,139 @@ class Following(TorchDispatchMode):
         elif left.statistic and left.statistic == right.root and not divides:
             self._normalized(right, result)
         elif right.parameter and not left.parameter and not divides:
-            self._by_parameter(left, args[1], right, result)
+            self._by_parameter(left, right, result)
         elif left.parameter and not right.parameter and not divides:
-            self._by_parameter(right, args[0], left, result)
+            self._by_parameter(right, left, result)
         elif left.parameter and right.parameter:
-            depends = self._use(left.parameter, "other") | self._use(right.parameter, "other")
-            self._set(result, Tag(depends, root=self._root()))
+            self._set(result, Tag(self._other_uses(left, right), root=self._root()))
         else:
-            self._elementwise(name, args, keywords, result)
+            self._elementwise(op)
 
-    def _by_parameter(self, tag: Tag, vector: Tensor, parameter: Tag, result: Tensor) -> None:
-        """A product x · parameter: the gain of the norm that x comes from, or a scale of another
-        kind.
-        """
+    def _by_parameter(self, tag: Tag, parameter: Tag, result: Tensor) -> None:
+        """A product x · parameter: the gain of the norm that x comes from, or another scale."""
         assert parameter.parameter is not None
         name = parameter.parameter
         offset = parameter.offset / parameter.scale if parameter.scale else 0.0
-        norm = tag.norm
-        if norm is not None and self.trace.norms[norm].gain is None:
-            seen = self.trace.norms[norm]
-            seen.gain, seen.offset = name, offset
+        norm = None if tag.norm is None else self.trace.norms[tag.norm]
+        if norm is not None and norm.gain is None:
+            norm.gain, norm.offset = name, offset
             bit = self._use(name, "gain", offset=offset)
-            # A constant between a norm and its gain belongs to the norm: x/‖x‖·√n is a norm by the
-            # root mean square.
-            sources = dict.fromkeys(tag.sources, 1.0)
+            # A constant between a norm and its gain belongs to the norm: x/‖x‖·√n is an RMS norm.
+            factor = 1.0
         else:
             bit = self._use(name, "scale", offset=offset, of=frozenset(tag.sources))
-            sources = dict.fromkeys(tag.sources, UNKNOWN)
-        self._set(
-            result, replace(tag, depends=tag.depends | bit, sources=sources, root=self._root())
-        )
+            factor = UNKNOWN
+        sources = dict.fromkeys(tag.sources, factor)
+        depends = tag.depends | bit
+        self._set(result, replace(tag, depends=depends, sources=sources, root=self._root()))
 
     # Norms
 
-    def _power(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
-        tag = self._tag(args[0])
+    def _power(self, op: Operation) -> None:
+        tag = self._tag(op.args[0])
+        if tag.statistic:
+            self._set(op.result, tag)
+        elif tag is not _NOTHING:
+            power = replace(self._combined([tag]), depends=tag.depends | self._other_uses(tag))
+            through = tag.through | frozenset(tag.sources)
+            self._set(op.result, replace(power, sources={}, through=through, squared=tag.root))
+
+    def _statistic(self, op: Operation) -> None:
+        tag = self._tag(op.args[0])
         if tag is _NOTHING:
             return
-        if tag.statistic:
-            self._set(result, tag)
-            return
-        bit = self._use(tag.parameter, "other") if tag.parameter else 0
-        combined = self._combined([tag])
-        nonlinear = replace(
-            combined, sources={}, through=tag.through | frozenset(tag.sources), squared=tag.root
-        )
-        self._set(result, replace(nonlinear, depends=tag.depends | bit))
+        depends = tag.depends | self._other_uses(tag)
+        combined = replace(self._combined([tag]), depends=depends, rows=None)
+        for tensor in tensors_in(op.result):
+            self._set(tensor, replace(combined, statistic=tag.squared or tag.root))
 
-    def _statistic(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        tag = self._tag(args[0])
-        if tag is _NOTHING:
-            return
-        root = tag.squared or tag.root
-        bit = self._use(tag.parameter, "other") if tag.parameter else 0
-        combined = replace(self._combined([tag]), depends=tag.depends | bit)
-        for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
-            self._set(one, replace(combined, rows=None, statistic=root))
-
-    def _of_statistic(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        tag = self._tag(args[0])
+    def _of_statistic(self, op: Operation) -> None:
+        tag = self._tag(op.args[0])
         if tag.statistic:
-            self._set(result, tag)
+            self._set(op.result, tag)
         else:
-            self._nonlinear(args, result)
+            self._nonlinear(op)
 
-    def _normalized(self, tag: Tag, result: Tensor) -> NormSeen:
+    def _normalized(self, tag: Tag, result: Tensor) -> None:
         self._note_sum(tag)
         source = self._source("norm", None, tag)
-        seen = NormSeen(source.number, self.path[-1], tag.sources)
-        self.trace.norms.append(seen)
-        self._set(
-            result,
-            Tag(
-                tag.depends | source.bit,
-                {source.number: 1.0},
-                root=self._root(),
-                norm=len(self.trace.norms) - 1,
-                rows=tag.rows,
-                attention=tag.attention,
-                is_input=tag.is_input,
-            ),
+        self.trace.norms.append(NormSeen(source.number, self.path[-1], tag.sources))
+        normed = Tag(
+            tag.depends | source.bit,
+            {source.number: 1.0},
+            root=self._root(),
+            norm=len(self.trace.norms) - 1,
+            rows=tag.rows,
+            attention=tag.attention,
+            is_input=tag.is_input,
         )
-        return seen
+        self._set(result, normed)
 
-    def _with_gain(self, given: Tensor, result: Tensor, gain: Any, bias: Any) -> None:
-        self._normalized(self._tag(given), result)
-        if isinstance(gain, Tensor) and self._tag(gain).parameter:
-            self._by_parameter(self._tag(result), gain, self._tag(gain), result)
-        if isinstance(bias, Tensor) and self._tag(bias).parameter:
+    def _with_gain(self, x: Tensor, result: Tensor, gain: Any, bias: Any) -> None:
+        self._normalized(self._tag(x), result)
+        if self._tag(gain).parameter:
+            self._by_parameter(self._tag(result), self._tag(gain), result)
+        if self._tag(bias).parameter:
             self._set(result, self._with_parameter(self._tag(result), self._tag(bias)))
 
-    def _fused_norm(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        gain = args[2] if len(args) > 2 else keywords.get("weight")
-        bias = args[3] if len(args) > 3 and name == "native_layer_norm" else None
-        self._with_gain(args[0], result[0], gain, bias)
+    def _fused_norm(self, op: Operation) -> None:
+        args = op.args
+        gain = args[2] if len(args) > 2 else op.keywords.get("weight")
+        bias = args[3] if len(args) > 3 and op.name == "native_layer_norm" else None
+        self._with_gain(args[0], op.result[0], gain, bias)
 
-    def _group_norm(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        self._with_gain(args[0], result[0], args[1], args[2])
-
-    def _batch_norm(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        self._with_gain(args[0], result[0], args[1], args[2])
+    def _group_norm(self, op: Operation) -> None:
+        self._with_gain(op.args[0], op.result[0], op.args[1], op.args[2])
 
     # Matrices and tables
 
-    def _embedding(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
-        parameter = self._tag(args[0])
-        if parameter.parameter is None:
-            self._elementwise(_, args, __, result)
+    def _embedding(self, op: Operation) -> None:
+        table = self._tag(op.args[0])
+        if table.parameter is None:
+            self._elementwise(op)
             return
-        source = self._source("table", parameter.parameter, _NOTHING)
-        bit = self._use(parameter.parameter, "lookup", source=source.number) | source.bit
-        depends = bit | self._tag(args[1]).depends
-        self._set(result, Tag(depends, {source.number: parameter.scale}, root=self._root()))
+        source = self._source("table", table.parameter, _NOTHING)
+        bit = self._use(table.parameter, "lookup", source=source.number) | source.bit
+        depends = bit | self._tag(op.args[1]).depends
+        self._set(op.result, Tag(depends, {source.number: table.scale}, root=self._root()))
 
-    def _index(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        """table[tokens] looks up as nn.Embedding does, and so does index_select. Other indexing is
-        not followed.
+    def _index(self, op: Operation) -> None:
+        """table[tokens] and index_select look up rows as nn.Embedding does; other indexing is not
+        followed.
 
-        An index that depends on a parameter is a choice that the model makes, of experts, say.
+        An index that depends on a parameter is a choice that the model makes, such as of experts.
         """
-        table, rows = args[0], args[-1]
-        if name == "index":
-            rows = rows[0] if len(rows) == 1 else None
-        elif args[1] not in (0, -table.ndim):
-            rows = None
-        whole = (
-            isinstance(rows, Tensor) and not rows.is_floating_point() and rows.dtype != torch.bool
+        table, index = op.args[0], op.args[-1]
+        if op.name == "index":
+            index = index[0] if len(index) == 1 else None
+        elif op.args[1] not in (0, -table.ndim):
+            index = None
+        looks_up = (
+            isinstance(index, Tensor)
+            and not index.is_floating_point()
+            and index.dtype != torch.bool
+            and not self._tag(index).depends
+            and table.ndim == 2
+            and self._tag(table).parameter is not None
         )
-        chosen = whole and bool(self._tag(rows).depends)
-        if whole and not chosen and table.ndim == 2 and self._tag(table).parameter is not None:
-            self._embedding(name, (table, rows), keywords, result)
+        if looks_up:
+            self._embedding(op._replace(args=(table, index)))
         else:
-            self._elementwise(name, args, keywords, result)
+            self._elementwise(op)
 
-    def _linear(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        self._multiplied(args[0], args[1].mT, result, name)
-        if len(args) > 2 and args[2] is not None:
-            self._bias(args[2], result)
+    def _linear(self, op: Operation) -> None:
+        self._multiplied(op.args[0], op.args[1].mT, op)
+        if len(op.args) > 2 and op.args[2] is not None:
+            self._bias(op.args[2], op.result)
 
-    def _biased_product(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        bias, left, right = args[:3]
-        alpha = float(keywords.get("alpha", 1))
-        self._multiplied(left, right, result, name)
+    def _biased_product(self, op: Operation) -> None:
+        bias, left, right = op.args[:3]
+        alpha = float(op.keywords.get("alpha", 1))
+        self._multiplied(left, right, op)
         if alpha != 1:
-            self._scaled(self._tag(result), alpha, result)
-        if keywords.get("beta", 1) != 0:
-            self._bias(bias, result)
+            self._scaled(self._tag(op.result), alpha, op.result)
+        if op.keywords.get("beta", 1) != 0:
+            self._bias(bias, op.result)
 
     def _bias(self, bias: Tensor, result: Tensor) -> None:
         tag, own = self._tag(bias), self._tag(result)
@@ -633,169 +545,131 @@ class Following(TorchDispatchMode):
             summed = self._sum(own, tag, (1.0, 1.0), result)
             self._set(result, replace(summed, attention=own.attention, rows=own.rows))
 
-    def _product(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        self._multiplied(args[0], args[1], result, name)
+    def _product(self, op: Operation) -> None:
+        self._multiplied(op.args[0], op.args[1], op)
 
-    def _multiplied(self, left: Tensor, right: Tensor, result: Tensor, name: str) -> None:
+    def _multiplied(self, left: Tensor, right: Tensor, op: Operation) -> None:
         a, b = self._tag(left), self._tag(right)
-        if name == "linear":  # the view was made outside of what is followed
-            b = self._tag(right._base) if right._base is not None else b
+        if op.name == "linear" and right._base is not None:
+            b = self._tag(right._base)  # the view was made outside of what is followed
         if b.parameter and not a.parameter:
-            self._matrix(a, b, right, result, outputs=-1)
+            self._matrix(a, b, right, op.result, outputs=-1)
         elif a.parameter and not b.parameter:
-            self._matrix(b, a, left, result, outputs=-2)
+            self._matrix(b, a, left, op.result, outputs=-2)
         elif a.parameter and b.parameter:
-            depends = self._use(a.parameter, "other") | self._use(b.parameter, "other")
-            self._set(result, Tag(depends, root=self._root()))
+            self._set(op.result, Tag(self._other_uses(a, b), root=self._root()))
         else:
-            self._between(left, right, result)
+            self._between(left, right, op.result)
 
-    def _matrix(
-        self, given: Tag, parameter: Tag, matrix: Tensor, result: Tensor, outputs: int
-    ) -> None:
-        """A product x · W, or W · x: `outputs` is the axis of the result that holds what comes out
-        of W.
-        """
-        assert parameter.parameter is not None
-        self._note_sum(given)
-        count = matrix.shape[outputs]
-        stored = matrix.stride()
-        contiguous_last = stored[-1] == 1
-        out_is_last = outputs == -1
-        from_attention = given.attention is not None and given.attention[0] == "mixed"
-        start = self._first_row(matrix, outputs)
+    def _matrix(self, x: Tag, weight: Tag, matrix: Tensor, result: Tensor, outputs: int) -> None:
+        """A product x · W or W · x: `outputs` is the axis of the result with the outputs of W."""
+        assert weight.parameter is not None
+        self._note_sum(x)
+        count, strides, offset = matrix.shape[outputs], matrix.stride(), matrix.storage_offset()
+        # Where only a part of the parameter is used, its first row.
+        start = offset // strides[outputs] if strides[outputs] else 0
+        mixed = x.attention is not None and x.attention.stage == "mixed"
         source = self._source(
-            "matrix", parameter.parameter, given, from_input=self._is_from_input(given),
-            from_attention=from_attention, outputs=count, through=given.through,
+            "matrix", weight.parameter, x, from_input=self._is_from_input(x),
+            from_attention=mixed, outputs=count, through=x.through,
         )  # fmt: skip
-        axis = -1 if out_is_last == contiguous_last else -2
-        bit = self._use(parameter.parameter, "product", source=source.number, out_axis=axis)
-        bit |= source.bit
-        rows = Rows(lambda: numbered(start or 0, count, outputs, result.shape))
-        self._set(
-            result,
-            Tag(
-                given.depends | bit, {source.number: parameter.scale}, root=self._root(), rows=rows
-            ),
-        )
+        axis = -1 if (outputs == -1) == (strides[-1] == 1) else -2
+        bit = self._use(weight.parameter, "product", source=source.number, out_axis=axis)
+        rows = Rows(lambda: numbered(start, count, outputs, result.shape))
+        depends, sources = x.depends | bit | source.bit, {source.number: weight.scale}
+        self._set(result, Tag(depends, sources, root=self._root(), rows=rows))
 
-    def _is_from_input(self, given: Tag) -> bool:
+    def _is_from_input(self, tag: Tag) -> bool:
         """Whether only norms stand between the model's own input and this."""
-        return given.is_input and all(
-            self.trace.sources[number].kind == "norm" for number in given.sources
-        )
+        kinds = [self.trace.sources[number].kind for number in tag.sources]
+        return tag.is_input and all(kind == "norm" for kind in kinds)
 
-    def _first_row(self, matrix: Tensor, outputs: int) -> int | None:
-        """Where a part of a parameter begins along its outputs, where only a part is used."""
-        stride = matrix.stride()[outputs]
-        return matrix.storage_offset() // stride if stride and matrix.storage_offset() else None
-
-    def _convolution(
-        self, name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        given, parameter, bias = self._tag(args[0]), self._tag(args[1]), args[2]
-        if parameter.parameter is None:
-            self._elementwise(name, args, keywords, result)
+    def _convolution(self, op: Operation) -> None:
+        args, x, kernel = op.args, self._tag(op.args[0]), self._tag(op.args[1])
+        if kernel.parameter is None:
+            self._elementwise(op)
             return
-        self._note_sum(given)
+        self._note_sum(x)
+        from_input = self._is_from_input(x)
         source = self._source(
-            "matrix",
-            parameter.parameter,
-            given,
-            from_input=self._is_from_input(given),
-            through=given.through,
+            "matrix", kernel.parameter, x, from_input=from_input, through=x.through
         )
         bit = self._use(
-            parameter.parameter, "convolution", source=source.number, out_axis=1 if args[6] else 0,
+            kernel.parameter, "convolution", source=source.number, out_axis=1 if args[6] else 0,
             groups=int(args[8]) if len(args) > 8 else 1,
         )  # fmt: skip
-        bit |= source.bit
-        self._set(
-            result, Tag(given.depends | bit, {source.number: parameter.scale}, root=self._root())
-        )
-        if bias is not None:
-            self._bias(bias, result)
+        depends, sources = x.depends | bit | source.bit, {source.number: kernel.scale}
+        self._set(op.result, Tag(depends, sources, root=self._root()))
+        if args[2] is not None:
+            self._bias(args[2], op.result)
 
     # Attention
 
     def _between(self, left: Tensor, right: Tensor, result: Tensor) -> None:
-        """A product of two activations: scores, or what attention mixes by its weights."""
+        """A product of two activations: scores, or values mixed by attention weights."""
         a, b = self._tag(left), self._tag(right)
         combined = replace(self._combined([a, b]), rows=None)
-        if a.attention is not None and a.attention[0] == "weights":
+        if a.attention is not None and a.attention.stage == "weights":
             self._attended(a.attention, _part(b, right))
-            combined = replace(
-                combined,
-                attention=("mixed", None, None),
-                sources=dict.fromkeys(b.sources, UNKNOWN),
-                through=b.through,
-            )
+            mixed, sources = AttentionStage("mixed"), dict.fromkeys(b.sources, UNKNOWN)
+            combined = replace(combined, attention=mixed, sources=sources, through=b.through)
         else:
-            combined = replace(
-                combined, attention=("scores", _part(a, left), _part(b, right)), sources={}
-            )
+            scores = AttentionStage("scores", _part(a, left), _part(b, right))
+            combined = replace(combined, attention=scores, sources={})
         self._set(result, combined)
 
-    def _attended(
-        self, weights: tuple[str, Any, Any], values: TensorPart, shared_inside: int = 1
-    ) -> None:
-        parts: dict[Role, TensorPart] = {"query": weights[1], "key": weights[2], "value": values}
-        self.trace.attentions.append(AttentionUse(self.path[-1], parts, shared_inside))
-
-    def _softmax(self, args: Sequence[Any], result: Any) -> None:
-        tag = self._tag(args[0])
-        scores = (
-            tag.attention if tag.attention is not None and tag.attention[0] == "scores" else None
+    def _attended(self, weights: AttentionStage, values: TensorPart, shared: int = 1) -> None:
+        assert weights.query is not None
+        assert weights.key is not None
+        self.trace.attentions.append(
+            AttentionUse({"query": weights.query, "key": weights.key, "value": values}, shared)
         )
-        self._nonlinear(args, result, chooses=scores is None)
+
+    def _softmax(self, op: Operation) -> None:
+        stage = self._tag(op.args[0]).attention
+        scores = stage if stage is not None and stage.stage == "scores" else None
+        self._nonlinear(op, chooses=scores is None)
         if scores is not None:
-            dim = args[1] if len(args) > 1 else -1
-            first = dim in (-1, args[0].ndim - 1)
-            ends = scores[1:] if first else scores[:0:-1]
-            self._set(result, replace(self._tag(result), attention=("weights", *ends)))
+            dim = op.args[1] if len(op.args) > 1 else -1
+            over_keys = dim in (-1, op.args[0].ndim - 1)
+            ends = (scores.query, scores.key) if over_keys else (scores.key, scores.query)
+            weights = AttentionStage("weights", *ends)
+            self._set(op.result, replace(self._tag(op.result), attention=weights))
 
-    def _attention_kernel(
-        self, args: Sequence[Any], keywords: Mapping[str, Any], result: Any
-    ) -> None:
-        query, key, value = (self._tag(tensor) for tensor in args[:3])
-        q, k, v = (_part(self._tag(tensor), tensor) for tensor in args[:3])
-        heads, kv_heads = (tensor.shape[-3] if tensor.ndim > 2 else 1 for tensor in args[:2])
-        self._attended(("weights", q, k), v, max(1, heads // kv_heads))
-        mixed = replace(
-            self._combined([query, key, value]), rows=None, attention=("mixed", None, None)
-        )
-        for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
-            self._set(one, replace(mixed, sources=dict.fromkeys(value.sources, UNKNOWN)))
+    def _attention_kernel(self, op: Operation) -> None:
+        tags = [self._tag(tensor) for tensor in op.args[:3]]
+        q, k, v = (_part(tag, tensor) for tag, tensor in zip(tags, op.args[:3], strict=True))
+        heads, kv_heads = (tensor.shape[-3] if tensor.ndim > 2 else 1 for tensor in op.args[:2])
+        self._attended(AttentionStage("weights", q, k), v, max(1, heads // kv_heads))
+        mixed, sources = AttentionStage("mixed"), dict.fromkeys(tags[2].sources, UNKNOWN)
+        combined = replace(self._combined(tags), rows=None, attention=mixed, sources=sources)
+        for tensor in tensors_in(op.result):
+            self._set(tensor, combined)
 
     # The rest
 
-    def _mark_choosing(self, tag: Tag) -> None:
-        for number in tag.sources:
-            self.trace.sources[number].chooses = True
-
-    def _nonlinear(self, args: Sequence[Any], result: Any, *, chooses: bool = False) -> None:
-        tag = self._tag(args[0])
+    def _nonlinear(self, op: Operation, *, chooses: bool | None = None) -> None:
+        tag = self._tag(op.args[0])
         if tag is _NOTHING:
             return
-        if chooses:
-            self._mark_choosing(tag)
-        bit = self._use(tag.parameter, "other") if tag.parameter else 0
-        attention = tag.attention if tag.attention is None or tag.attention[0] != "mixed" else None
-        made = Tag(
-            tag.depends | bit, {}, tag.through | frozenset(tag.sources), self._root(), attention=attention,
+        if op.name in _CHOOSING if chooses is None else chooses:
+            for number in tag.sources:
+                self.trace.sources[number].chooses = True
+        keeps = tag.attention is not None and tag.attention.stage != "mixed"
+        nonlinear = Tag(
+            tag.depends | self._other_uses(tag),
+            through=tag.through | frozenset(tag.sources),
+            root=self._root(),
+            attention=tag.attention if keeps else None,
             is_input=tag.is_input,
-        )  # fmt: skip
-        for one in tensors_in(result if isinstance(result, tuple | list) else (result,)):
-            self._set(one, made)
+        )
+        for tensor in tensors_in(op.result):
+            self._set(tensor, nonlinear)
 
-    def _scalar(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
-        self._set(result, Tag(constant=float(args[0]), root=self._root()))
-
-    def _full(self, _: str, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> None:
-        if result.numel() == 1 and isinstance(args[1], int | float):
-            self._set(result, Tag(constant=float(args[1]), root=self._root()))
+    def _constant(self, op: Operation) -> None:
+        value = op.args[0] if op.name == "scalar_tensor" else op.args[1]
+        if op.result.numel() == 1 and isinstance(value, int | float):
+            self._set(op.result, Tag(constant=float(value), root=self._root()))
 
 
 def _part(tag: Tag, tensor: Tensor) -> TensorPart:
@@ -803,9 +677,7 @@ def _part(tag: Tag, tensor: Tensor) -> TensorPart:
 
 
 def _number(value: Any, tag: Tag) -> float | None:
-    """The value of a constant: a number of Python, or a tensor of one entry that holds no
-    parameter.
-    """
+    """The value of a constant: a Python number, or a tensor of one entry without a parameter."""
     if isinstance(value, bool | int | float):
         return float(value)
     if tag.constant is not None:
@@ -819,7 +691,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
-        return [tensor for one in value.values() for tensor in tensors_in(one)]
+        value = tuple(value.values())
     if isinstance(value, tuple | list):
-        return [tensor for one in value for tensor in tensors_in(one)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return []

@@ -1,4 +1,4 @@
-"""What a forward pass showed, as plain values: sources, norms, uses of parameters, attentions,
+"""What a forward pass showed, as plain values: sources, norms, uses of parameters, attentions and
 sums.
 """
 
@@ -15,8 +15,8 @@ from mupscale.reading.rows import Rows
 UNKNOWN = math.nan
 """The factor of a source that is not a constant: a gate, a rotation."""
 UNSEEN = math.inf
-"""The factor of a source that is a constant, whose value the meta device does not have: a buffer,
-say.
+"""The factor of a source that is a constant without a value on the meta device, such as a
+buffer.
 """
 
 SourceKind = Literal["matrix", "table", "norm"]
@@ -27,7 +27,7 @@ UseKind = Literal[
 
 @dataclass(eq=False)
 class ValueSource:
-    """Something that a tensor may be a sum of: what comes out of a matrix, a table or a norm."""
+    """The output of a matrix, a table or a norm: a tensor can be a sum of several."""
 
     number: int
     bit: int
@@ -35,24 +35,23 @@ class ValueSource:
     parameter: str | None
     module: str
     inputs: Mapping[int, float]
-    """Of which sources its input is the sum, with their factors."""
+    """The sources that its input is a sum of, with their factors."""
     depends: int
-    """Bits of all sources that it depends on, however indirectly."""
+    """Bits of all sources that it depends on, directly or not."""
     from_input: bool = False
-    """Whether it acts on the model's own input: a patch embedding."""
+    """Whether it acts on the model's own input, as a patch embedding does."""
     from_attention: bool = False
-    """Whether it takes what attention mixed."""
+    """Whether its input is the output of attention."""
     chooses: bool = False
-    """Whether it goes into a softmax, a sigmoid or a choice of the largest: a router or a gate."""
+    """Whether a softmax, a sigmoid or a top-k takes its output: a router or a gate."""
     through: frozenset[int] = frozenset()
-    """Sources that its input comes from through a nonlinearity, entry by entry."""
+    """Sources that its input comes from through an elementwise nonlinearity."""
     outputs: int = 0
-    """How many outputs it has."""
 
 
 @dataclass(eq=False)
 class NormSeen:
-    """One normalization: what went in, and the gain and bias that followed."""
+    """One normalization: its input, and the gain that followed."""
 
     source: int
     module: str
@@ -70,25 +69,13 @@ class Use:
     bit: int
     source: int | None = None
     offset: float = 0.0
-    "Of a gain: it acts as weight + offset."
+    "A gain acts as weight + offset."
     out_axis: int | None = None
-    "Which axis of the stored tensor holds the outputs, for a product."
+    "The axis of the stored tensor that holds the outputs, for a product."
     of: frozenset[int] = frozenset()
-    "Of a bias or a scale: the sources that it is put onto."
+    "The sources that a bias or a scale acts on."
     groups: int = 1
-    "Of a convolution."
-
-
-@dataclass(eq=False)
-class AttentionUse:
-    """Which sources became queries, keys and values in one attention, with their rows and how often
-    each is used.
-    """
-
-    module: str
-    parts: dict[Role, TensorPart] = field(default_factory=dict[Role, "TensorPart"])
-    shared_inside: int = 1
-    "Query heads per key/value head where the attention's own kernel repeats them."
+    "The groups of a convolution."
 
 
 @dataclass(frozen=True)
@@ -97,9 +84,18 @@ class TensorPart:
 
     sources: frozenset[int]
     rows: Rows | None
-    "Row numbers of the one source, as they enter the attention; None where they were lost."
+    "Row numbers of the single source, as they enter the attention; None if they were lost."
     entries: int
     "Numbers that enter the attention: each row as often as it is used."
+
+
+@dataclass(eq=False)
+class AttentionUse:
+    """The sources that became queries, keys and values in one attention."""
+
+    parts: dict[Role, TensorPart]
+    shared_inside: int = 1
+    "Query heads per key/value head, where the attention kernel itself repeats them."
 
 
 @dataclass
@@ -111,9 +107,9 @@ class ForwardTrace:
     norms: list[NormSeen] = field(default_factory=list[NormSeen])
     attentions: list[AttentionUse] = field(default_factory=list[AttentionUse])
     sums: list[Mapping[int, float]] = field(default_factory=list[Mapping[int, float]])
-    "Sums of sources, tables among them, that went into a norm, into a matrix or out of the model."
+    "Sums of sources, or single tables, that entered a norm or a matrix or left the model."
     outputs: Mapping[int, float] = field(default_factory=dict[int, float])
-    """The sources of the first output, with their factors; UNKNOWN behind a nonlinearity such as a
+    """The sources of the first output with their factors; UNKNOWN behind a nonlinearity, such as a
     cap on logits.
     """
     reached: int = 0
@@ -122,11 +118,9 @@ class ForwardTrace:
 
     @property
     def has_unseen_constant(self) -> bool:
-        """Whether something is multiplied by a constant whose value the meta device does not
-        have.
-        """
-        several = (*self.sums, self.outputs, *(source.inputs for source in self.sources))
-        return any(math.isinf(factor) for total in several for factor in total.values())
+        """Whether something is multiplied by a constant that has no value on the meta device."""
+        sums = (*self.sums, self.outputs, *(source.inputs for source in self.sources))
+        return any(math.isinf(factor) for total in sums for factor in total.values())
 
     def effective(self, name: str) -> bool:
         """Whether a parameter changes the output."""
