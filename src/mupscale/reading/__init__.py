@@ -4,7 +4,7 @@ from mupscale.reading.facts import BlockFact, ModelFacts, ParameterFact
 from mupscale.reading.reader import read, read_with_base
 from mupscale.reading.roles import BRANCH_OUTPUTS, NOT_DRAWN, ROLES, Kind, Role, RoleRow, role_row
 from mupscale.reading.running import run_once
-from mupscale.reading.saying import Inputs, Reading, TensorSpec
+from mupscale.reading.user_reading import Inputs, Reading, TensorSpec
 
 __all__ = [
     "BRANCH_OUTPUTS",

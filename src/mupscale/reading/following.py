@@ -220,16 +220,14 @@ class Following(TorchDispatchMode):
             self.tags[id(tensor)] = (tensor, tag)
 
     def _source(self, kind: SourceKind, parameter: str | None, x: Tag, **more: Any) -> ValueSource:
-        number, module = len(self.trace.sources), self.path[-1]
-        source = ValueSource(
-            number, self._bit(), kind, parameter, module, x.sources, x.depends, **more
-        )
+        number = len(self.trace.sources)
+        source = ValueSource(number, self._bit(), kind, parameter, x.sources, x.depends, **more)
         self.trace.sources.append(source)
         return source
 
     def _use(self, name: str, kind: UseKind, **more: Any) -> int:
         bit = self._bit()
-        self.trace.uses.setdefault(name, []).append(Use(kind, self.path[-1], bit, **more))
+        self.trace.uses.setdefault(name, []).append(Use(kind, bit, **more))
         return bit
 
     def _other_uses(self, *tags: Tag) -> int:

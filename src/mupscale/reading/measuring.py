@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,16 +30,22 @@ class End:
     """A matrix that ends a residual branch."""
 
     factor: float
-    """The constant on its way into the residual stream; not a number where it is not a constant."""
+    """The constant on its way into the residual stream; NaN where it is not a constant."""
     normed_by: NormSeen | None = None
-    """The norm that takes it before it is added."""
+    """The norm between the matrix and the sum."""
     stream_normed: bool = False
     """Whether the sum is normalized before the next block takes it, as in BERT (post-LN)."""
+
+    @property
+    def norm_module(self) -> str | None:
+        """The module of that norm: the owner of its gain, or where it runs."""
+        norm = self.normed_by
+        return norm and (norm.gain.rpartition(".")[0] if norm.gain else norm.module)
 
 
 @dataclass
 class Measured:
-    """What a trace says of parameters, by name."""
+    """What a trace shows about parameters, by name."""
 
     trace: ForwardTrace
 
@@ -59,12 +65,12 @@ class Measured:
         return bool(self.uses(name, "lookup"))
 
     def multiplies(self, name: str) -> bool:
-        return bool(self.uses(name, "product", "convolution"))
+        return bool(self.times(name))
 
     def out_axis(self, name: str) -> int | None:
-        """Which of the last two axes holds the outputs, where every product agrees: -1 or -2."""
-        found = {use.out_axis for use in self.uses(name, "product")}
-        return found.pop() if len(found) == 1 else None
+        """Which of the last two axes holds the outputs (-1 or -2), if every product agrees."""
+        axes = {use.out_axis for use in self.uses(name, "product")}
+        return axes.pop() if len(axes) == 1 else None
 
     def gain(self, name: str) -> Use | None:
         return next(iter(self.uses(name, "gain")), None)
@@ -77,67 +83,52 @@ class Measured:
     def bias_of(self, name: str) -> list[str]:
         """The matrices that a bias is added to."""
         numbers = {number for use in self.uses(name, "bias", "scale") for number in use.of}
-        sources = [self.trace.sources[number] for number in sorted(numbers)]
-        return [source.parameter for source in sources if source.parameter is not None]
+        parameters = [self.trace.sources[number].parameter for number in sorted(numbers)]
+        return [parameter for parameter in parameters if parameter is not None]
 
     def _sources_of(self, name: str) -> list[ValueSource]:
         return [self.trace.sources[use.source] for use in self.uses(name) if use.source is not None]
+
+    def _matrices_in(self, numbers: Iterable[int]) -> list[str]:
+        """The parameters among some sources that are matrices."""
+        sources = [self.trace.sources[number] for number in numbers]
+        return [s.parameter for s in sources if s.kind == "matrix" and s.parameter is not None]
 
     # The residual stream
 
     @cached_property
     def ends(self) -> Mapping[str, End]:
-        """The matrices that end a residual branch: what comes out of them is added to what they
-        depend on.
-        """
-        found: dict[str, End] = {}
-        sources = self.trace.sources
+        """The matrices that end a residual branch: their output is added to what they depend on."""
+        ends: dict[str, End] = {}
         normed = self._normed_streams
         for total in self.trace.sums:
-            bits = 0
-            for number in total:
-                bits |= sources[number].bit
-            for number, factor in total.items():
-                source = sources[number]
-                if not source.depends & bits & ~source.bit:
-                    continue  # it is where the stream begins
-                if source.kind == "matrix" and source.parameter is not None:
-                    before = found.get(source.parameter)
+            for number in self._later(total):
+                factor, norm = total[number], self._norms.get(number)
+                for matrix in self._matrices_in([number]):
+                    before = ends.get(matrix)
                     if before is None or not math.isfinite(before.factor):
-                        found[source.parameter] = End(factor, None, number in normed)
-                elif source.kind == "norm" and not self._is_stream(self._norm_of(number).inputs):
-                    norm = self._norm_of(number)
-                    for inner in norm.inputs:
-                        matrix = sources[inner]
-                        if matrix.kind == "matrix" and matrix.parameter is not None:
-                            found[matrix.parameter] = End(factor, norm)
-        return found
+                        ends[matrix] = End(factor, None, number in normed)
+                if norm is not None and not self._later(norm.inputs):
+                    ends |= dict.fromkeys(self._matrices_in(norm.inputs), End(factor, norm))
+        return ends
 
-    def _is_stream(self, total: Mapping[int, float]) -> bool:
-        """Whether a sum holds something beside what it was made of: a branch's output beside its
-        input.
-        """
-        several = [self.trace.sources[number] for number in total]
-        bits = 0
-        for source in several:
-            bits |= source.bit
-        return any(source.depends & bits & ~source.bit for source in several)
+    def _later(self, total: Iterable[int]) -> list[int]:
+        """The sources of a sum that depend on another one in it; the others begin the stream."""
+        sources = [self.trace.sources[number] for number in total]
+        bits = _bits(sources)
+        return [source.number for source in sources if source.depends & bits & ~source.bit]
 
     @cached_property
     def _normed_streams(self) -> frozenset[int]:
-        """Sources in a sum that is normalized as a whole, where the norm's output is the stream
-        from then on.
+        """Sources in a sum that is normalized as a whole, if the norm's output continues the
+        stream.
         """
-        begins = {number for total in self.trace.sums for number in total}
         return frozenset(
             number
             for norm in self.trace.norms
-            if len(norm.inputs) > 1 and norm.source in begins
+            if len(norm.inputs) > 1 and norm.source in self._summed
             for number in norm.inputs
         )
-
-    def _norm_of(self, source: int) -> NormSeen:
-        return self._norms[source]
 
     @cached_property
     def _norms(self) -> Mapping[int, NormSeen]:
@@ -149,32 +140,28 @@ class Measured:
         return bool(self.ends)
 
     def factor(self, name: str) -> float | None:
-        """The constant by which the forward pass multiplies what comes out of a table or matrix;
-        None if not seen.
+        """The constant on the output of a table or matrix; NaN if it is unknown, None if not
+        seen.
         """
         numbers = {source.number for source in self._sources_of(name)}
-        found = [
+        factors = [
             total[number]
             for total in (*self.trace.sums, self.trace.outputs)
             for number in numbers
             if number in total
         ]
-        known = [factor for factor in found if math.isfinite(factor)]
-        return known[-1] if known else (math.nan if found else None)
+        known = [factor for factor in factors if math.isfinite(factor)]
+        return known[-1] if known else (math.nan if factors else None)
 
     @cached_property
     def readouts(self) -> Mapping[str, float]:
         """Matrices whose output is the model's, with the constant on it."""
-        found: dict[str, float] = {}
-        for number, factor in self.trace.outputs.items():
-            source = self.trace.sources[number]
-            if (
-                source.kind == "matrix"
-                and source.parameter is not None
-                and source.parameter not in self.ends
-            ):
-                found[source.parameter] = factor * _before(source)
-        return found
+        return {
+            matrix: factor * _factor_before(self.trace.sources[number])
+            for number, factor in self.trace.outputs.items()
+            for matrix in self._matrices_in([number])
+            if matrix not in self.ends
+        }
 
     @property
     def final_norm(self) -> NormSeen | None:
@@ -183,66 +170,45 @@ class Measured:
             source = self.trace.sources[number]
             if source.kind == "matrix" and len(source.inputs) == 1:
                 (inside,) = source.inputs
-                if self.trace.sources[inside].kind == "norm":
-                    return self._norm_of(inside)
+                if inside in self._norms:
+                    return self._norms[inside]
         return None
 
     # Attention
 
     @cached_property
     def attention_roles(self) -> Mapping[str, frozenset[Role]]:
-        """For each matrix that feeds an attention, whether by queries, keys or values."""
-        return {
-            name: frozenset(
-                role for attention in several for role, names in attention.items() if name in names
-            )
-            for name, several in self._attentions_by_name.items()
-        }
-
-    @cached_property
-    def _attention_names(self) -> list[dict[Role, list[str]]]:
-        """For each attention, the matrices behind its queries, keys and values."""
-        return [
-            {role: self._matrices(part) for role, part in attention.parts.items()}
-            for attention in self.trace.attentions
-        ]
-
-    @cached_property
-    def _attentions_by_name(self) -> Mapping[str, list[dict[Role, list[str]]]]:
-        found: dict[str, list[dict[Role, list[str]]]] = {}
-        for attention in self._attention_names:
-            for name in dict.fromkeys(name for names in attention.values() for name in names):
-                found.setdefault(name, []).append(attention)
-        return found
+        """For each matrix that feeds an attention, whether as queries, keys or values."""
+        roles: dict[str, set[Role]] = {}
+        for attention in self.trace.attentions:
+            for role, part in attention.parts.items():
+                for name in self._matrices(part):
+                    roles.setdefault(name, set()).add(role)
+        return {name: frozenset(several) for name, several in roles.items()}
 
     def _matrices(self, part: TensorPart) -> list[str]:
-        """The matrices behind queries, keys or values, also through a norm of the heads."""
+        """The matrices behind queries, keys or values, also behind a norm of the heads."""
         names: list[str] = []
         for number in part.sources:
-            source = self.trace.sources[number]
-            inside = source.inputs if source.kind == "norm" else {number: 1.0}
-            several = [self.trace.sources[one] for one in inside]
-            names += [
-                one.parameter
-                for one in several
-                if one.kind == "matrix" and one.parameter is not None
-            ]
+            norm = self._norms.get(number)
+            names += self._matrices_in([number] if norm is None else norm.inputs)
         return names
 
     @cached_property
-    def _places(self) -> Mapping[str, AttentionUse]:
+    def _first_attentions(self) -> Mapping[str, AttentionUse]:
         """The first attention that each matrix feeds."""
-        found: dict[str, AttentionUse] = {}
-        for attention, names in zip(self.trace.attentions, self._attention_names, strict=True):
-            for name in dict.fromkeys(name for several in names.values() for name in several):
-                found.setdefault(name, attention)
-        return found
+        first: dict[str, AttentionUse] = {}
+        for attention in self.trace.attentions:
+            for part in attention.parts.values():
+                for name in self._matrices(part):
+                    first.setdefault(name, attention)
+        return first
 
     def repetitions(self, name: str) -> int | None:
-        """How many query heads share what a matrix gives as keys or values: how often its rows
-        enter the attention.
+        """How many query heads share the keys or values of a matrix: how often its rows enter the
+        attention.
         """
-        attention = self._places.get(name)
+        attention = self._first_attentions.get(name)
         if attention is None or not self.attention_roles[name] & {"key", "value"}:
             return None
         query = self._times_used(attention.parts["query"])
@@ -256,20 +222,17 @@ class Measured:
     def _times_used(self, part: TensorPart) -> int | None:
         """How often each row of the matrix behind queries, keys or values enters the attention."""
         matrices = self._matrices(part)
-        if len(matrices) != 1 or len(self.attention_roles[matrices[0]]) > 1:
-            return _count(part.rows)  # a fused matrix: only some of its rows are here
-        outputs = self._sources_of(matrices[0])[0].outputs
-        return (
-            part.entries // outputs
-            if outputs and part.entries % outputs == 0
-            else _count(part.rows)
-        )
+        if len(matrices) == 1 and len(self.attention_roles[matrices[0]]) == 1:
+            outputs = self._sources_of(matrices[0])[0].outputs
+            if outputs and part.entries % outputs == 0:
+                return part.entries // outputs
+        return _count(part.rows)  # a fused matrix: only some of its rows are here
 
     def blocks(self, name: str) -> tuple[BlockFact, ...] | None:
-        """The rows of queries, keys and values in a fused matrix; None where they were lost on the
+        """The rows of queries, keys and values in a fused matrix; None if they were lost on the
         way.
         """
-        attention = self._places.get(name)
+        attention = self._first_attentions.get(name)
         if attention is None or self.attention_roles[name] != FUSED:
             return None
         blocks: list[BlockFact] = []
@@ -288,27 +251,26 @@ class Measured:
         return any(source.chooses for source in self._sources_of(name))
 
     def feeds_matrix(self, name: str) -> bool:
-        """Whether another matrix takes what comes out of it, gated or through a nonlinearity."""
+        """Whether another matrix takes its output, gated or through a nonlinearity."""
         return any(source.number in self._taken for source in self._sources_of(name))
 
     @cached_property
     def _taken(self) -> frozenset[int]:
         """Sources that some matrix takes."""
         matrices = [source for source in self.trace.sources if source.kind == "matrix"]
-        return frozenset(number for one in matrices for number in (*one.inputs, *one.through))
+        return frozenset(number for m in matrices for number in (*m.inputs, *m.through))
 
     def feeds(self, name: str, other: str) -> bool:
-        """Whether a matrix depends on another."""
-        bits = 0
-        for source in self._sources_of(name):
-            bits |= source.bit
+        """Whether the matrix `other` depends on `name`."""
+        bits = _bits(self._sources_of(name))
         return any(source.depends & bits for source in self._sources_of(other))
 
     def begins_stream(self, name: str) -> bool:
-        """Whether its output is where a residual stream begins: a projection of the embedding."""
-        return name not in self.ends and any(
-            source.number in self._summed for source in self._sources_of(name)
-        )
+        """Whether a residual stream begins with its output, as with a projection of the
+        embedding.
+        """
+        numbers = {source.number for source in self._sources_of(name)}
+        return name not in self.ends and not numbers.isdisjoint(self._summed)
 
     @cached_property
     def _summed(self) -> frozenset[int]:
@@ -321,13 +283,20 @@ class Measured:
         return self.trace.effective(name)
 
 
-def _before(source: ValueSource) -> float:
-    """The constant on the one thing that a matrix takes: T5 scales what its readout takes."""
+def _bits(sources: Iterable[ValueSource]) -> int:
+    bits = 0
+    for source in sources:
+        bits |= source.bit
+    return bits
+
+
+def _factor_before(source: ValueSource) -> float:
+    """The constant on the single input of a matrix: T5 scales the input of its readout."""
     return next(iter(source.inputs.values())) if len(source.inputs) == 1 else 1.0
 
 
 def _count(rows: Rows | None) -> int | None:
-    """How often each row number occurs, where all occur equally often."""
+    """How often each row number occurs, if all occur equally often."""
     numbers = rows and rows.tensor()
     if numbers is None:
         return None

@@ -1,6 +1,4 @@
-"""`read`: from a module to one fact for each of its parameters, or an error that names those it
-does not know.
-"""
+"""`read`: from a module to one fact per parameter, or an error that names the unknown ones."""
 
 import fnmatch
 import math
@@ -13,7 +11,6 @@ from typing import Any, cast
 from torch import nn
 
 from mupscale.errors import OptionError, UnreadableModelError
-from mupscale.reading import refusing
 from mupscale.reading.config import ConfigFacts, config_facts
 from mupscale.reading.facts import ModelFacts, ParameterFact
 from mupscale.reading.fans import Fans
@@ -21,10 +18,11 @@ from mupscale.reading.making import has_numbers, made, start_of
 from mupscale.reading.measuring import End, Measured
 from mupscale.reading.roles import BRANCH_OUTPUTS, Role, role_row
 from mupscale.reading.running import follow
-from mupscale.reading.saying import Inputs, Reading
 from mupscale.reading.sharing import Sharing
 from mupscale.reading.structure import Entry, bare, bare_name, class_of, entries
 from mupscale.reading.traces import TraceFailed
+from mupscale.reading.unknown import raise_if_unsettled
+from mupscale.reading.user_reading import Inputs, Reading
 from mupscale.reading.verdicts import MeasuredUse, Verdict, settle
 from mupscale.reading.vocabulary import matrix_role, outer_matrix_role
 
@@ -43,41 +41,41 @@ def read(
     inputs: Inputs | None = None,
     like: ModelFacts | None = None,
 ) -> ModelFacts:
-    """What each parameter of a model is. `roles` settles what is unclear:
-    {"*.mixer.in_proj.weight": "hidden"}.
+    """Read what each parameter of a model is.
 
     Names give the first guess. One forward pass on the meta device, followed operation by
-    operation, confirms it, fills in what names do not say, or contradicts it, which is an error
-    that shows both.
+    operation, confirms it, fills in what names do not show, or contradicts it: that is an error
+    that shows both. Works on the meta device and through DistributedDataParallel, torch.compile
+    and FSDP2.
 
-    `ignore` names keys of the config that look like multipliers and do not change with width or
-    depth. `inputs` are arguments of the forward pass, for a model that is not called with tokens
-    alone. `reading` holds the three as one value. `like` is what was read of the same model at
-    another size: it stands in where this one cannot be followed. Works on the meta device and
-    through DistributedDataParallel, torch.compile and FSDP2.
+    roles    what unclear parameters are, by pattern: {"*.mixer.in_proj.weight": "hidden"}
+    ignore   keys of the config that look like multipliers but do not change with width or depth
+    inputs   arguments of the forward pass, for a model that takes more than tokens
+    reading  these three as one value
+    like     facts of the same model at another size, used if this one cannot be followed
     """
     reading = (reading or Reading()) | Reading(roles or {}, tuple(ignore), inputs)
     model = bare(model)
-    found = list(entries(model))
-    output = (
-        cast(Any, model).get_output_embeddings()
-        if hasattr(model, "get_output_embeddings")
-        else None
-    )
-    seen = follow(model, reading)
-    if isinstance(seen, TraceFailed) and reading.inputs is not None:
+    trace = follow(model, reading)
+    failed = trace.error if isinstance(trace, TraceFailed) else None
+    if failed is not None and reading.inputs is not None:
         raise UnreadableModelError(
-            f"{type(model).__name__} does not run with the inputs given: {seen.error}. Leave them "
-            "out, or give the "
-            "arguments of its forward pass: a tuple, or a mapping by name."
+            f"{type(model).__name__} does not run with the inputs given: {failed}. Leave them out, "
+            "or give the arguments of its forward pass: a tuple, or a mapping by name."
         )
-    failed = seen.error if isinstance(seen, TraceFailed) else None
-    measured = None if isinstance(seen, TraceFailed) else Measured(seen)
-    config = config_facts(model, reading.ignore)
+    found = list(entries(model))
+    has_output = hasattr(model, "get_output_embeddings")
     others = like.parameters.values() if like is not None and like.followed else ()
-    known: dict[str, Role] = {fact.template: fact.role for fact in others}
-    chosen = _chosen(found, reading.roles)
-    return _Reader(class_of(model), found, config, chosen, output, measured, failed, known).facts()
+    return _Reader(
+        class_of(model),
+        found,
+        config_facts(model, reading.ignore),
+        _chosen(found, reading.roles),
+        cast(Any, model).get_output_embeddings() if has_output else None,
+        None if isinstance(trace, TraceFailed) else Measured(trace),
+        failed,
+        {fact.template: fact.role for fact in others},
+    ).facts()
 
 
 def read_with_base(
@@ -100,10 +98,11 @@ def read_with_base(
 
 
 def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, str]:
-    """The user's roles by parameter; a pattern that matches nothing, or two that match one
-    parameter, raise.
+    """The user's roles by parameter. A pattern that matches nothing, or two that match the same
+    parameter, raise an error.
     """
-    chosen: dict[str, tuple[str, str]] = {}
+    chosen: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     for pattern, role in roles.items():
         names = [entry.name for entry in found if fnmatch.fnmatchcase(entry.name, pattern)]
         if not names:
@@ -113,13 +112,12 @@ def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, str]:
             )
         for name in names:
             if name in chosen:
-                other = chosen[name][0]
                 raise OptionError(
-                    f"roles: both {other!r} and {pattern!r} match {name}. Make one of them "
-                    "narrower."
+                    f"roles: both {patterns[name]!r} and {pattern!r} match {name}. Make one of "
+                    "them narrower."
                 )
-            chosen[name] = (pattern, role)
-    return {name: role for name, (_, role) in chosen.items()}
+            chosen[name], patterns[name] = role, pattern
+    return chosen
 
 
 @dataclass
@@ -128,8 +126,9 @@ class _Reader:
     found: Sequence[Entry]
     config: ConfigFacts
     chosen: Mapping[str, str]
+    """The user's roles, by parameter."""
     output: nn.Module | None
-    """The readout, where the model says which module that is."""
+    """The readout, if the model names its module."""
     measured: Measured | None
     failed: str | None
     """Why no forward pass could be followed."""
@@ -146,37 +145,56 @@ class _Reader:
         self.tokens = self._token_embedding()
         self.vocabulary = None if self.tokens is None else self.fans.of(self.tokens, "embedding")[1]
         self.width = self.fans.width = self._width()
-        self.linears = [
+        self.outer_linears = [
             e for e in self.found if e.stack is None and e.kind == "linear" and e.leaf == "weight"
         ]
         self.has_numbers = has_numbers(self.found)
         verdicts = {entry.name: self._verdict(entry) for entry in self.found}
-        refusing.refuse(self.model, self.found, verdicts, self.seen)
-        self.roles: dict[str, Role] = {
-            name: verdict.role for name, verdict in verdicts.items() if verdict.role
-        }
+        raise_if_unsettled(self.model, self.found, verdicts, self.seen)
+        self.roles: dict[str, Role] = {n: v.role for n, v in verdicts.items() if v.role}
         self.depths = self._depths()
-        self.matrices = {
-            entry.path: self.roles[entry.name] for entry in self.found if len(entry.shape) > 1
-        }
-        blocks = [entry for entry in self.found if entry.stack is not None]
-        self.sizes = {size for entry in blocks if len(entry.shape) > 1 for size in entry.shape[-2:]}
+        matrices = [entry for entry in self.found if len(entry.shape) > 1]
+        self.matrices = {entry.path: self.roles[entry.name] for entry in matrices}
+        in_blocks = [entry for entry in matrices if entry.stack is not None]
+        self.sizes = {size for entry in in_blocks for size in entry.shape[-2:]}
         facts = {
             entry.name: self._fact(entry, verdicts[entry.name].evidence) for entry in self.found
         }
-        facts = Sharing(self.config, self.measured, self.failed, self.found).with_repetitions(facts)
-        tied = self._tied(facts)
-        self._check(facts, tied=tied)
+        sharing = Sharing(self.config, self.measured, self.failed, self.found)
+        facts = {name: sharing.with_repetitions(fact, facts) for name, fact in facts.items()}
+        return self._model_facts(facts)
+
+    def _model_facts(self, facts: Mapping[str, ParameterFact]) -> ModelFacts:
+        readouts = [fact.name for fact in facts.values() if fact.role == "readout"]
+        tied = self._tied_table(readouts)
+        if self.measured is None and not tied and not readouts:
+            # A model that was followed may return its residual stream and have no readout.
+            raise UnreadableModelError(
+                f"{self.model} has no readout: no matrix outside of the blocks has "
+                f"{self.vocabulary} outputs, the embedding is not tied, and its forward pass could "
+                f"not be followed ({self.failed}). Name the readout: "
+                'roles={"…": "readout"}, or give inputs={…}.'
+            )
+        names = readouts or list(self.tokens.tied if self.tokens is not None else ())
         config = self.config
         final_gain, final_norm = self._final()
         r = max((fact.repetitions for fact in facts.values()), default=1)
-        kv_heads = config.kv_heads or (config.heads and config.heads // r)
         return ModelFacts(
-            facts, self.architecture, self.width, max(self.depths.values(), default=0), config.heads, kv_heads, config.head_dim,
-            final_gain, final_norm, readout_multiplier=self._readout_multiplier(tied), not_followed=self.failed,
-            settings=config.settings, readout_module=self._readout_module(facts),
-            tied_table=self.tokens.name if tied and self.tokens is not None else None,
-        )  # fmt: skip
+            facts,
+            self.architecture,
+            self.width,
+            max(self.depths.values(), default=0),
+            config.heads,
+            config.kv_heads or (config.heads and config.heads // r),
+            config.head_dim,
+            final_gain,
+            final_norm,
+            readout_multiplier=self._logit_factor(tied),
+            not_followed=self.failed,
+            settings=config.settings,
+            readout_module=names[-1].rpartition(".")[0] if names else None,
+            tied_table=tied,
+        )
 
     # The skeleton
 
@@ -187,31 +205,29 @@ class _Reader:
             if e.kind == "embedding" and e.stack is None and not _POSITION.search(e.name)
         ]
         if self.measured is not None:
-            looked_up = [
-                e for e in self.found if self.measured.looked_up(e.name) and len(e.shape) == 2
-            ]
             used = [
                 e
-                for e in looked_up
-                if self.measured.factor(e.name) is not None and not _POSITION.search(e.name)
+                for e in self.found
+                if self.measured.looked_up(e.name)
+                and len(e.shape) == 2
+                and self.measured.factor(e.name) is not None
+                and not _POSITION.search(e.name)
             ]
             tables = [e for e in tables if e in used] or used or tables
-        tables = [
+        chosen = [
             e for e in self.found if self.chosen.get(e.name, "").removesuffix("!") == "embedding"
-        ] or tables
-        if tables:
-            return max(tables, key=lambda entry: entry.shape[0])
-        if self.measured is None:
+        ]
+        tables = chosen or tables
+        if not tables and self.measured is None:
             raise UnreadableModelError(
                 f"{self.model} has no token embedding (nn.Embedding outside of the blocks), and "
-                "its forward pass could "
-                f'not be followed ({self.failed}). Name it: roles={{"…": "embedding"}}, or give '
-                f"inputs={{…}}."
+                f"its forward pass could not be followed ({self.failed}). Name it: "
+                'roles={"…": "embedding"}, or give inputs={…}.'
             )
-        return None
+        return max(tables, key=lambda entry: entry.shape[0], default=None)
 
     def _width(self) -> int:
-        """The width of the residual stream: what the config says, or the size of what is added to
+        """The width of the residual stream: from the config, or the size of what is added to
         it.
         """
         if self.config.width:
@@ -219,23 +235,21 @@ class _Reader:
         if self.tokens is not None:
             return self.fans.of(self.tokens, "embedding")[0]
         assert self.measured is not None
-        sizes = Counter(
-            self.fans.of(e, "hidden")[0] for e in self.found if e.name in self.measured.ends
-        )
-        if sizes:
+        ends = [e for e in self.found if e.name in self.measured.ends]
+        if ends:
+            sizes = Counter(self.fans.of(e, "hidden")[0] for e in ends)
             return sizes.most_common(1)[0][0]
         readouts = [e for e in self.found if e.name in self.measured.readouts]
         if readouts:
             return self.fans.of(readouts[-1], "readout")[1]
         raise UnreadableModelError(
-            f"{self.model} has no embedding, no residual stream and no readout that a forward pass "
-            "shows, so its width "
-            'is not known. Name the embedding or the readout: roles={"…": "readout"}.'
+            f"{self.model}: its width is not known, because a forward pass shows no embedding, no "
+            'residual stream and no readout. Name one of them: roles={"…": "readout"}.'
         )
 
     def _depths(self) -> dict[str, int]:
-        """The number of blocks of each stack. Blocks that share their weights count as often as
-        they are used.
+        """The number of blocks in each stack. Blocks that share their weights count as often as
+        they run.
         """
         blocks = {
             (e.stack, e.block) for e in self.found if e.stack is not None and len(e.shape) > 1
@@ -243,52 +257,42 @@ class _Reader:
         depths = Counter(stack for stack, _ in blocks)
         return {stack: count * self._times(stack) for stack, count in depths.items()}
 
-    def _times(self, stack: str | None) -> int:
+    def _times(self, stack: str) -> int:
         """How often each block of a stack runs in one forward pass."""
         measured = self.measured
         if measured is None:
             return 1
-        plain = [
-            e for e in self.found if e.stack == stack and self.roles.get(e.name) in BRANCH_OUTPUTS
+        # An expert runs only for some tokens, so the number of its uses does not count here.
+        ends = [
+            e.name
+            for e in self.found
+            if e.stack == stack
+            and len(e.shape) == 2
+            and self.roles[e.name] in BRANCH_OUTPUTS - {"expert_out"}
         ]
-        counts = [
-            measured.times(e.name)
-            for e in plain
-            if self.roles[e.name] != "expert_out" and len(e.shape) == 2
-        ]
-        counts = [count for count in counts if count]
-        return min(counts) if counts else 1
+        return min(filter(None, map(measured.times, ends)), default=1)
 
     def _final(self) -> tuple[str | None, str | None]:
         """The gain and the module of the norm before the readout."""
         if self.measured is None:
             gains = [
-                e
+                e.name
                 for e in self.found
                 if e.stack is None and self.roles[e.name] == "gain" and e.shape == (self.width,)
             ]
-            return (gains[-1].name, gains[-1].name.rpartition(".")[0]) if gains else (None, None)
+            return (gains[-1], gains[-1].rpartition(".")[0]) if gains else (None, None)
         norm = self.measured.final_norm
         if norm is None:
             return None, None
         gain = norm.gain if norm.gain and len(self.measured.uses(norm.gain, "gain")) == 1 else None
         return gain, gain.rpartition(".")[0] if gain else norm.module
 
-    def _tied(self, facts: Mapping[str, ParameterFact]) -> bool:
-        """Whether the embedding is the readout too: the same tensor, or the same parameter used
-        twice.
-        """
+    def _tied_table(self, readouts: Sequence[str]) -> str | None:
+        """The embedding that is also the readout: the same tensor, or one parameter used twice."""
         if self.tokens is None:
-            return False
+            return None
         by_use = self.measured is not None and self.tokens.name in self.measured.readouts
-        return by_use or (
-            bool(self.tokens.tied) and not any(fact.role == "readout" for fact in facts.values())
-        )
-
-    def _readout_module(self, facts: Mapping[str, ParameterFact]) -> str | None:
-        names = [fact.name for fact in facts.values() if fact.role == "readout"]
-        names = names or list(self.tokens.tied if self.tokens is not None else ())
-        return names[-1].rpartition(".")[0] if names else None
+        return self.tokens.name if by_use or (self.tokens.tied and not readouts) else None
 
     # Roles
 
@@ -298,13 +302,10 @@ class _Reader:
         return settle(entry, self._named(entry), self.chosen.get(entry.name), self.seen)
 
     def _named(self, entry: Entry) -> Role | None:
-        """The role that a name claims, if the shape can be that."""
+        """The role that a name suggests, if the shape allows it."""
         looked_up = self.measured is not None and self.measured.looked_up(entry.name)
-        if (
-            len(entry.shape) <= 1
-            or (entry.leaf.endswith("bias") and not looked_up)
-            or entry.kind == "norm"
-        ):
+        bias = entry.leaf.endswith("bias") and not looked_up
+        if len(entry.shape) <= 1 or bias or entry.kind == "norm":
             return self._vector_role(entry)
         if entry.stack is None:
             return self._outer_role(entry)
@@ -327,25 +328,20 @@ class _Reader:
 
     def _outer_role(self, entry: Entry) -> Role | None:
         if entry.kind == "embedding":
-            return (
-                "position"
-                if _POSITION.search(entry.name) and entry is not self.tokens
-                else "embedding"
-            )
-        if entry.kind == "linear" and entry.leaf == "weight":
-            n_out = entry.shape[1] if entry.transposed else entry.shape[0]
-            claims = entry.owner is self.output or (
-                n_out == self.vocabulary and entry is self.linears[-1]
-            )
-            if claims and not self._shown_otherwise(entry):
-                return "readout"
-            path = entry.inside
-            return outer_matrix_role(path) or (matrix_role(path) if "lora_" in path else None)
-        return None
+            position = _POSITION.search(entry.name) and entry is not self.tokens
+            return "position" if position else "embedding"
+        if entry.kind != "linear" or entry.leaf != "weight":
+            return None
+        n_out = entry.shape[1] if entry.transposed else entry.shape[0]
+        last = n_out == self.vocabulary and entry is self.outer_linears[-1]
+        if (entry.owner is self.output or last) and not self._other_readouts(entry):
+            return "readout"
+        path = entry.inside
+        return outer_matrix_role(path) or (matrix_role(path) if "lora_" in path else None)
 
-    def _shown_otherwise(self, entry: Entry) -> bool:
-        """Whether a forward pass shows other readouts than this: a width may be equal to the
-        vocabulary by chance.
+    def _other_readouts(self, entry: Entry) -> bool:
+        """Whether a forward pass shows other readouts than this: a width can equal the vocabulary
+        by chance.
         """
         seen = self.measured
         return (
@@ -356,7 +352,7 @@ class _Reader:
         )
 
     def _fits(self, entry: Entry, role: Role) -> bool:
-        """Whether a shape can be what the name claims; a claim that fails is no role at all."""
+        """Whether a shape allows what the name suggests."""
         n_out, n_in = self.fans.of(entry, role)
         if role == "router" and n_out not in (1, self.config.experts):
             return False
@@ -368,12 +364,12 @@ class _Reader:
     # Facts
 
     def _fact(self, entry: Entry, evidence: str) -> ParameterFact:
-        role = self.roles[entry.name]
+        role, config = self.roles[entry.name], self.config
         n_out, n_in = self.fans.of(entry, role)
-        expert = role in ("expert_in", "expert_out")
+        experts = config.experts if role in ("expert_in", "expert_out") else None
         end = self._end(entry)
         offset = self._offset(entry, role)
-        config = self.config
+        multiplier = self._forward_multiplier(entry, role)
         return ParameterFact(
             name=entry.name,
             shape=entry.shape,
@@ -385,15 +381,13 @@ class _Reader:
             depth=None if entry.stack is None else self.depths.get(entry.stack),
             output=self._ends_branch(entry, role),
             inner=config.heads * config.head_dim if config.heads and config.head_dim else None,
-            active=(config.active_experts or 1) / config.experts
-            if expert and config.experts
-            else 1.0,
-            forward_multiplier=self._forward_multiplier(entry, role),
-            unseen_constant=self._is_unseen(entry, role),
+            active=(config.active_experts or 1) / experts if experts else 1.0,
+            forward_multiplier=multiplier,
+            unseen_constant=multiplier == 1 and self._has_unseen_constant(entry, role),
             fixed=role in ("gain", "bias") and self._is_fixed(entry),
             offset=offset,
             start=self._start(entry, role, offset),
-            normed_by=self._normed_by(end),
+            normed_by=None if end is None else end.norm_module,
             post_norm=end is not None and end.stream_normed,
             kernel=self.fans.is_kernel(entry),
             made=made(entry) if self.has_numbers or not entry.tensor.requires_grad else "unknown",
@@ -406,89 +400,57 @@ class _Reader:
         """The end of a branch that a matrix is, or that a bias belongs to."""
         if self.measured is None:
             return None
-        names = (
-            [entry.name, *self.measured.bias_of(entry.name)]
-            if len(entry.shape) <= 1
-            else [entry.name]
-        )
-        return next(
-            (self.measured.ends[name] for name in names if name in self.measured.ends), None
-        )
-
-    def _normed_by(self, end: End | None) -> str | None:
-        """The module of the norm that takes a branch's output: where its gain is, or where it
-        runs.
-        """
-        if end is None or end.normed_by is None:
-            return None
-        gain = end.normed_by.gain
-        return gain.rpartition(".")[0] if gain else end.normed_by.module
+        of = self.measured.bias_of(entry.name) if len(entry.shape) <= 1 else []
+        ends = self.measured.ends
+        return next((ends[name] for name in (entry.name, *of) if name in ends), None)
 
     def _ends_branch(self, entry: Entry, role: Role) -> bool:
-        """Whether a residual branch ends in it: in a matrix, or in that matrix's bias."""
+        """Whether a residual branch ends in it: in a matrix, or in the bias of that matrix."""
         if role in ("gain", "frozen", "embedding", "position"):
             return False
-        seen = (
-            self.measured is not None
-            and self.measured.seen(entry.name)
-            and self.measured.has_stream
-        )
-        if seen and role != "bias":
-            return self._end(entry) is not None or role in BRANCH_OUTPUTS
         if self._end(entry) is not None:
             return True
         if role != "bias":
             return role in BRANCH_OUTPUTS
-        if seen and not (len(entry.shape) > 1):
+        seen = self.measured
+        if len(entry.shape) <= 1 and seen is not None and seen.seen(entry.name) and seen.has_stream:
             return False
-        beside = (
-            entry.inside
-            if entry.leaf == "bias"
-            else f"{entry.inside}.{entry.leaf.removesuffix('_bias')}"
-        )
-        if entry.leaf == "bias" and self.matrices.get(entry.path) is not None:
-            return self.matrices[entry.path] in BRANCH_OUTPUTS
+        if entry.leaf == "bias":
+            return (self.matrices.get(entry.path) or matrix_role(entry.inside)) in BRANCH_OUTPUTS
+        beside = f"{entry.inside}.{entry.leaf.removesuffix('_bias')}"
         return matrix_role(beside) in BRANCH_OUTPUTS
 
     def _is_fixed(self, entry: Entry) -> bool:
-        """Whether a vector keeps its length at any width: a gain that all heads share, a bias of
-        logits or scores.
+        """Whether a vector has the same length at any width: a gain that all heads share, the bias
+        of logits or scores.
         """
         size = math.prod(entry.shape)
-        if entry.kind != "norm":
-            of = [] if self.measured is None else self.measured.bias_of(entry.name)
-            roles = {self.roles[name] for name in of if name in self.roles}
-            tied_logits = self.tokens is not None and self.tokens.name in of
-            layers = self.roles[entry.name] == "gain" and size == max(
-                self.depths.values(), default=0
-            )
-            return (
-                size == 1
-                or layers
-                or tied_logits
-                or bool(({self.matrices.get(entry.path)} | roles) & {"readout", "router"})
-            )
-        return size < self.width and (size == (self.config.head_dim) or size not in self.sizes)
+        if entry.kind == "norm":
+            return size < self.width and (size == self.config.head_dim or size not in self.sizes)
+        of = [] if self.measured is None else self.measured.bias_of(entry.name)
+        roles = {self.roles[name] for name in of if name in self.roles}
+        roles |= {self.matrices[entry.path]} if entry.path in self.matrices else set()
+        tied_logits = self.tokens is not None and self.tokens.name in of
+        deepest = max(self.depths.values(), default=0)
+        per_layer = self.roles[entry.name] == "gain" and size == deepest
+        return size == 1 or per_layer or tied_logits or bool(roles & {"readout", "router"})
 
     def _offset(self, entry: Entry, role: Role) -> float:
         """A gain that acts as weight + offset has that offset, by the forward pass."""
         if role != "gain" or self.measured is None:
             return 0.0
-        gain = self.measured.gain(entry.name)
-        scales = self.measured.uses(entry.name, "scale")
-        offset = gain.offset if gain is not None else scales[0].offset if scales else 0.0
+        uses = self.measured.uses(entry.name, "gain") or self.measured.uses(entry.name, "scale")
+        offset = uses[0].offset if uses else 0.0
         if not math.isfinite(offset):
             raise UnreadableModelError(
-                f"{entry.name} acts as its weight plus a constant whose value the meta device does "
-                "not have. Build the "
-                "model with weights, on the CPU, and plan that."
+                f"{entry.name} acts as its weight plus a constant that has no value on the meta "
+                "device. Build the model with weights on the CPU, and plan that."
             )
         return offset
 
     def _start(self, entry: Entry, role: Role, offset: float) -> float | None:
-        of_norm = entry.kind == "norm" or (
-            self.measured is not None and self.measured.gain(entry.name) is not None
-        )
+        gain = None if self.measured is None else self.measured.gain(entry.name)
+        of_norm = entry.kind == "norm" or gain is not None
         return start_of(entry, role, offset, of_norm=of_norm, numbers=self.has_numbers)
 
     # Constants of the forward pass
@@ -496,91 +458,60 @@ class _Reader:
     def _forward_multiplier(self, entry: Entry, role: Role) -> float:
         if role == "embedding" and entry is self.tokens:
             named = self.config.embedding_multiplier * _embedding_scale(entry.owner)
-            seen = None if self.measured is None else self._table_factor(entry)
-            return self._agreed(f"the embedding {entry.name}", named, seen)
-        if role in ("embedding", "position") and self.measured is not None and len(entry.shape) > 1:
+            return self._agreed(f"the embedding {entry.name}", named, self._table_factor(entry))
+        if role in ("embedding", "position") and len(entry.shape) > 1:
             return self._agreed(entry.name, 1.0, self._table_factor(entry))
         if role == "readout" or (role == "bias" and entry.owner is self.output):
             return self._logit_factor(entry.name if role == "readout" else None)
         if not self._ends_branch(entry, role):
             return 1.0
         end = self._end(entry)
-        return self._agreed(
-            f"the branch that ends in {entry.name}",
-            self.config.residual_multiplier,
-            end and end.factor,
-        )
+        branch = f"the branch that ends in {entry.name}"
+        return self._agreed(branch, self.config.residual_multiplier, end and end.factor)
 
-    def _is_unseen(self, entry: Entry, role: Role) -> bool:
-        """Whether a constant is there that neither the forward pass nor a name tells the value
-        of.
-        """
-        if self.measured is None or self._forward_multiplier(entry, role) != 1:
+    def _has_unseen_constant(self, entry: Entry, role: Role) -> bool:
+        """Whether the forward pass multiplies it by a constant whose value is not visible."""
+        if self.measured is None:
             return False
         end = self._end(entry) if self._ends_branch(entry, role) else None
-        factors = [
-            self._table_factor(entry),
-            self.measured.readouts.get(entry.name),
-            end and end.factor,
-        ]
+        readout = self.measured.readouts.get(entry.name)
+        factors = (self._table_factor(entry), readout, end and end.factor)
         return any(factor is not None and math.isinf(factor) for factor in factors)
 
     def _table_factor(self, entry: Entry) -> float | None:
-        assert self.measured is not None
-        uses = self.measured.uses(entry.name, "lookup", "added")
-        numbers = [use.source for use in uses if use.source is not None]
-        found = [
+        """The last constant on what is looked up in a table, or on a table that is added."""
+        if self.measured is None:
+            return None
+        sources = [use.source for use in self.measured.uses(entry.name, "lookup", "added")]
+        factors = [
             total[number]
             for total in self.measured.trace.sums
-            for number in numbers
-            if number in total
+            for number in sources
+            if number is not None and number in total
         ]
-        return found[-1] if found else None
+        return factors[-1] if factors else None
 
     def _logit_factor(self, name: str | None) -> float:
-        seen = None
-        if self.measured is not None:
-            readouts = self.measured.readouts
-            seen = readouts.get(name) if name else next(iter(readouts.values()), None)
+        """The constant on the logits of one readout, or of the first one."""
+        readouts = {} if self.measured is None else self.measured.readouts
+        seen = readouts.get(name) if name else next(iter(readouts.values()), None)
         return self._agreed("the logits", self.config.readout_multiplier, seen)
 
-    def _readout_multiplier(self, tied: bool) -> float:
-        return self._logit_factor(self.tokens.name if tied and self.tokens is not None else None)
-
     def _agreed(self, what: str, named: float, seen: float | None) -> float:
-        """The constant that a forward pass shows; the config may leave it out, and must not say
-        another.
-        """
+        """The constant that a forward pass shows. The config may omit it, but not contradict it."""
         if seen is None or not math.isfinite(seen):
             return named
         if named != 1 and abs(seen - named) > 1e-6 * abs(named):
             raise UnreadableModelError(
                 f"{self.model}: the config says that the forward pass multiplies {what} by "
-                f"{named:.6g}, and a forward "
-                f"pass shows {seen:.6g}. Fix the config, or pass its key in ignore=[…]."
+                f"{named:.6g}, but a forward pass shows {seen:.6g}. Fix the config, or pass its "
+                "key in ignore=[…]."
             )
         return seen
 
-    def _check(self, facts: Mapping[str, ParameterFact], *, tied: bool) -> None:
-        """A model that returns its stream needs no readout; where nothing was followed, one must be
-        named.
-        """
-        if (
-            self.measured is None
-            and not tied
-            and not any(fact.role == "readout" for fact in facts.values())
-        ):
-            raise UnreadableModelError(
-                f"{self.model} has no readout: no matrix outside of the blocks has "
-                f"{self.vocabulary} outputs, the "
-                "embedding is not tied, and its forward pass could not be followed "
-                f"({self.failed}). Name it: "
-                'roles={"…": "readout"}, or give inputs={…}.'
-            )
-
 
 def _embedding_scale(owner: Any) -> float:
-    """The constant by which a scaled embedding multiplies what it looks up (Gemma's √width)."""
+    """The constant that a scaled embedding multiplies its output by, such as Gemma's √width."""
     for name in ("scalar_embed_scale", "embed_scale"):
         scale = getattr(owner, name, None)
         if isinstance(scale, int | float):

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mupscale.reading.following import Following, tensors_in
-from mupscale.reading.saying import Reading
 from mupscale.reading.structure import bare_name
 from mupscale.reading.traces import UNSEEN, ForwardTrace, TraceFailed
+from mupscale.reading.user_reading import Reading
 
 SMALL = 1 << 26
 """Parameters of a model that is small enough to be run with numbers."""

@@ -22,13 +22,12 @@ class Sharing:
     """Why no forward pass could be followed."""
     found: Sequence[Entry]
 
-    def with_repetitions(self, facts: Mapping[str, ParameterFact]) -> dict[str, ParameterFact]:
-        """Repetitions of keys and values: by the forward pass and by the rows, which the config
-        must confirm.
+    def with_repetitions(
+        self, fact: ParameterFact, facts: Mapping[str, ParameterFact]
+    ) -> ParameterFact:
+        """A fact with the repetitions of keys and values: by the forward pass and by the rows,
+        which the config must confirm.
         """
-        return {name: self._repeated(fact, facts) for name, fact in facts.items()}
-
-    def _repeated(self, fact: ParameterFact, facts: Mapping[str, ParameterFact]) -> ParameterFact:
         if fact.role == "fused_qkv":
             return self._fused(fact)
         if fact.role not in ("key", "value"):

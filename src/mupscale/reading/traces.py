@@ -33,7 +33,6 @@ class ValueSource:
     bit: int
     kind: SourceKind
     parameter: str | None
-    module: str
     inputs: Mapping[int, float]
     """The sources that its input is a sum of, with their factors."""
     depends: int
@@ -65,7 +64,6 @@ class Use:
     """One use of a parameter."""
 
     kind: UseKind
-    module: str
     bit: int
     source: int | None = None
     offset: float = 0.0

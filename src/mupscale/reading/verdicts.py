@@ -1,5 +1,6 @@
-"""What a parameter is: its name's claim beside what a forward pass showed. A contradiction is an
-error with both.
+"""The role of a parameter: what its name suggests, compared with what a forward pass showed.
+
+A contradiction is an error that shows both.
 """
 
 from __future__ import annotations
@@ -15,75 +16,70 @@ from mupscale.reading.structure import Entry
 NAME = "name"
 CONFIRMED = "name, confirmed by a forward pass"
 NAME_ONLY = "name alone: a forward pass does not use it"
-SAID = "you"
+USER = "you"
 FROZEN = "frozen in the model"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A role and how it is known; no role where nothing settles it."""
+    """A role and how it is known; the role is None if nothing settles it."""
 
     role: Role | None
     evidence: str
     contradiction: str = ""
-    """What a forward pass showed, where that contradicts the name or the user."""
+    """What a forward pass showed, if that contradicts the name or the user."""
 
 
 def _contradicts(shown: Role | None, role: Role) -> bool:
     return shown is not None and shown not in role_row(role).seen_as | ANY_MATRIX
 
 
-def settle(entry: Entry, named: Role | None, said: str | None, seen: MeasuredUse | None) -> Verdict:
-    """The role of a parameter, from its name, from what the user said, and from a forward pass."""
-    if said is not None:
-        return _as_said(entry, said, seen)
+def settle(
+    entry: Entry, named: Role | None, chosen: str | None, seen: MeasuredUse | None
+) -> Verdict:
+    """The role of a parameter, from the user's choice, its name and a forward pass."""
+    if chosen is not None:
+        role: Role = chosen.removesuffix("!")  # pyright: ignore[reportAssignmentType]
+        against = "" if chosen.endswith("!") else _against_user(entry, role, seen)
+        return Verdict(role, USER, against)
     if named is None and not entry.tensor.requires_grad:
         return Verdict("frozen", FROZEN)
     if seen is None:
         return Verdict(named, NAME)
-    role, what = seen.role(entry)
+    shown, what = seen.role(entry)
     if not seen.measured.seen(entry.name):
         return Verdict(named, NAME_ONLY)
     if named is None:
-        return Verdict(role, f"a forward pass: {what}")
-    if _contradicts(role, named):
+        return Verdict(shown, f"a forward pass: {what}")
+    if _contradicts(shown, named):
         return Verdict(named, NAME, what)
-    if named in BRANCH_OUTPUTS and role not in BRANCH_OUTPUTS and seen.whole:
+    # Where the residual stream could be followed, what is not in it ends no branch.
+    if named in BRANCH_OUTPUTS and shown not in BRANCH_OUTPUTS and seen.measured.has_stream:
         return Verdict(named, NAME, f"{what}, and is not added to the residual stream")
     silent = "" if seen.measured.changes_output(entry.name) else "; it does not change the output"
     return Verdict(named, CONFIRMED + silent)
 
 
-def _as_said(entry: Entry, said: str, seen: MeasuredUse | None) -> Verdict:
-    role: Role = said.removesuffix("!")  # pyright: ignore[reportAssignmentType]
-    if said.endswith("!"):
-        return Verdict(role, SAID)
+def _against_user(entry: Entry, role: Role, seen: MeasuredUse | None) -> str:
+    """What contradicts the user's role, in words; empty if nothing does."""
     vector = sum(size > 1 for size in entry.shape) <= 1
     if vector and role not in NOT_DRAWN and role != "position":
-        return Verdict(
-            role, SAID, f"is a vector of shape {entry.shape}, and {role} is for matrices"
-        )
+        return f"is a vector of shape {entry.shape}, and {role} is for matrices"
     if seen is None or not seen.measured.seen(entry.name):
-        return Verdict(role, SAID)
-    found, what = seen.role(entry)
-    if role == "hidden":
-        plain = seen.measured.multiplies(entry.name) and found not in (
-            "depthwise",
-            "embedding",
-            "readout",
-        )
-        if not plain:
-            return Verdict(role, SAID, f"{what}, and hidden is for matrices that multiply")
-        if found in ("key", "value", "fused_qkv"):
-            return Verdict(role, SAID, what)
-        return Verdict(role, SAID)
-    if _contradicts(found, role):
-        return Verdict(role, SAID, what)
-    return Verdict(role, SAID)
+        return ""
+    shown, what = seen.role(entry)
+    if role != "hidden":
+        return what if _contradicts(shown, role) else ""
+    no_matrix = shown in ("depthwise", "embedding", "readout")
+    if no_matrix or not seen.measured.multiplies(entry.name):
+        return f"{what}, and hidden is for matrices that multiply"
+    # A matrix may be planned as hidden although it is a query or ends a branch, but not as keys
+    # or values: their rule depends on r, the number of query heads per key/value head.
+    return what if shown in ("key", "value", "fused_qkv") else ""
 
 
 class MeasuredUse:
-    """Roles by what a forward pass showed."""
+    """Roles by what a forward pass showed, each with a description in words."""
 
     def __init__(self, measured: Measured, entries: Sequence[Entry]) -> None:
         self.measured = measured
@@ -91,20 +87,13 @@ class MeasuredUse:
         for entry in entries:
             if entry.name in measured.ends:
                 self._ends.setdefault((entry.stack, entry.block), []).append(entry.name)
-        self._known: dict[str, tuple[Role | None, str]] = {}
-
-    @property
-    def whole(self) -> bool:
-        """Whether the residual stream could be followed to the end, so that what is not in it ends
-        no branch.
-        """
-        return self.measured.has_stream
+        self._roles: dict[str, tuple[Role | None, str]] = {}
 
     def role(self, entry: Entry) -> tuple[Role | None, str]:
-        """The role that is settled by use alone, or none; and what was seen, in words."""
-        if entry.name not in self._known:
-            self._known[entry.name] = self._role(entry)
-        return self._known[entry.name]
+        """The role that its use alone settles, or None; and its use in words."""
+        if entry.name not in self._roles:
+            self._roles[entry.name] = self._role(entry)
+        return self._roles[entry.name]
 
     def _role(self, entry: Entry) -> tuple[Role | None, str]:
         seen, name = self.measured, entry.name
@@ -118,12 +107,10 @@ class MeasuredUse:
 
     def _table(self, entry: Entry) -> tuple[Role | None, str]:
         factor = self.measured.factor(entry.name)
-        times = (
-            "" if factor is None or math.isnan(factor) or factor == 1 else f", times {factor:.6g}"
-        )
         if factor is None:
             return "position", "is looked up, for something other than the residual stream"
-        return "embedding", f"is looked up{times}"
+        plain = math.isnan(factor) or factor == 1
+        return "embedding", "is looked up" if plain else f"is looked up, times {factor:.6g}"
 
     def _vector(self, entry: Entry) -> tuple[Role | None, str]:
         seen, name = self.measured, entry.name
@@ -133,19 +120,15 @@ class MeasuredUse:
             return "gain", f"multiplies what a norm gives, as {acts}"
         if seen.uses(name, "bias"):
             of = seen.bias_of(name)
-            return (
-                "bias",
-                f"is added to what comes out of {of[0]}" if of else "is added to what a norm gives",
-            )
+            return "bias", f"is added to {f'the output of {of[0]}' if of else 'what a norm gives'}"
         if seen.uses(name, "scale"):
             return "gain", "scales activations channel by channel"
         if seen.uses(name, "added"):
-            return "position", "is added to activations, place by place"
+            return "position", "is added to activations, position by position"
         if seen.uses(name, "joined"):
-            token = len(entry.shape) > 1
-            return "position" if token else None, "is put beside activations" + (
-                ", as a token" if token else ""
-            )
+            if len(entry.shape) > 1:
+                return "position", "is put beside activations, as a token"
+            return None, "is put beside activations"
         return None, "enters through an operation that is not a product, a sum or a norm"
 
     def _matrix(self, entry: Entry) -> tuple[Role | None, str]:
@@ -175,12 +158,10 @@ class MeasuredUse:
         seen, name = self.measured, entry.name
         norm = seen.ends[name].normed_by
         how = f"through the norm {norm.module}, " if norm else ""
+        into = f"is added, {how}to the residual stream"
         if seen.takes_attention(name):
-            return (
-                "attention_output",
-                f"takes what attention mixes and is added, {how}to the residual stream",
-            )
-        return "branch_output", f"is added, {how}to the residual stream"
+            return "attention_output", f"takes what attention mixes and {into}"
+        return "branch_output", into
 
     def _kernel(self, entry: Entry) -> tuple[Role | None, str]:
         seen, name = self.measured, entry.name
@@ -193,16 +174,11 @@ class MeasuredUse:
         return "hidden", "is a convolution"
 
     def _inner(self, entry: Entry) -> tuple[Role | None, str]:
-        """A matrix between others: plain, unless its outputs choose something (experts, how far a
-        gate opens).
-        """
+        """A matrix between others: plain, unless its outputs choose experts or open a gate."""
         seen, name = self.measured, entry.name
         if seen.chooses(name):
-            return (
-                None,
-                f"multiplies; its {min(entry.shape)} outputs go into a softmax, a sigmoid or a "
-                "choice",
-            )
+            outputs = f"its {min(entry.shape)} outputs go into a softmax, a sigmoid or a choice"
+            return None, f"multiplies; {outputs}"
         if not seen.feeds_matrix(name):
             return None, "multiplies, and where the result goes could not be followed"
         if any(seen.feeds(name, end) for end in self._ends.get((entry.stack, entry.block), [])):

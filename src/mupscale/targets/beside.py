@@ -4,7 +4,7 @@ from os.path import isdir, isfile
 from pathlib import Path
 
 from mupscale.reading import Reading
-from mupscale.reading.saying import FILE
+from mupscale.reading.user_reading import FILE
 from mupscale.targets import functions
 from mupscale.targets.naming import config_path, local_config, own_function
 
