@@ -534,3 +534,22 @@ def gradients(rule, width: int, seed: int) -> list[float]:
     logits = factors["readout"].multiplier * (normed(hidden) * gain) @ readout.T
     cross_entropy(logits, targets).backward()
     return [math.sqrt(p.grad.square().mean()) for p in (embedding, matrix, gain, readout)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Multiplied(Dense):
+    """A hidden matrix whose output the forward pass multiplies by 1/n."""
+
+    def multiplier(self):
+        return 1 / n
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+@pytest.mark.parametrize(
+    "optimizer", [name for name, row in OPTIMIZERS.items() if not row.not_exact]
+)
+def test_a_unit_with_a_multiplier_trains_as_one_without_once_it_is_folded(optimizer, decay):
+    """Epsilon included: it follows the gradient of the parameter, which the multiplier shrinks."""
+    folded = derive(Multiplied(n, n), optimizer, decay=decay).fold()
+    plain = derive(Dense(n, n), optimizer, decay=decay)
+    assert all(same(folded.expressions[name], plain.expressions[name]) for name in FIELDS)
