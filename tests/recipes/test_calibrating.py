@@ -156,14 +156,14 @@ class TestRuleFiles:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"kv_factor": "sqrt(r)"}, "the file was changed"),
+            ({"kv_factor": "sqrt(r)"}, "the file was edited"),
             ({"format": "mupscale plan"}, "not a rule"),
             ({"version": 9}, "version 9"),
             ({"depht": "none"}, "Did you mean 'depth'"),
             ({"evidence": None}, "no evidence"),
-            ({"evidence": {"gamma": 3.0}}, "outside of what was swept"),
-            ({"evidence": {"low": 0.5}}, "outside of its own interval"),
-            ({"evidence": {"high": None}}, "not bounded"),
+            ({"evidence": {"gamma": 3.0}}, "the range that was swept"),
+            ({"evidence": {"low": 0.5}}, "outside its own interval"),
+            ({"evidence": {"high": None}}, "must have a finite interval"),
             ({"evidence": {"swept": 3}}, "not a list"),
             ({"evidence": {"question": "why"}}, "unknown question"),
         ],

@@ -54,16 +54,16 @@ def test_derived_table_equals_the_paper_in_every_cell(capsys):
 @pytest.mark.parametrize(("field", "column"), CELLS)
 def test_a_change_in_any_one_cell_is_seen(field, column, monkeypatch):
     """Whatever one cell becomes, the comparison names that cell and no other."""
-    honest = tables._derive_or_beside
+    honest = tables.derive
     labels = iter(COLUMNS)
 
-    def altered(*arguments) -> Scaling:
-        scaling = honest(*arguments)
+    def altered(*arguments, **choices) -> Scaling:
+        scaling = honest(*arguments, **choices)
         if next(labels) != column:
             return scaling
         return dataclasses.replace(scaling, **{field: getattr(scaling, field) * 2})
 
-    monkeypatch.setattr(tables, "_derive_or_beside", altered)
+    monkeypatch.setattr(tables, "derive", altered)
     assert mismatches(parameterization().to_dict()) == [(field, column)]
 
 
@@ -126,7 +126,7 @@ MUTANTS = {
     "decay that follows the rate": (
         derivation._Derivation,
         "_weight_decay",
-        lambda self, rate, beta: rate,
+        lambda self, rate: rate,
     ),
     "epsilon against the norm": (Optimizer, "epsilon_size", lambda self, entry, norm: norm),
 }

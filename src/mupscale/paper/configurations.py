@@ -12,7 +12,7 @@ from pathlib import Path
 from mupscale import reports
 from mupscale.models import BATCH_CONSTANTS, BatchRule, table_row
 from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale
-from mupscale.theory.tables import as_rows
+from mupscale.text import text_table
 
 COLUMNS = (
     "params (M)", "non-embd (M)", "width", "depth", "heads", "head size", "KV heads", "KV "
@@ -87,7 +87,7 @@ def as_lines(names: Mapping[str, object] = PRINTED) -> Iterator[str]:
                 "; ".join(wrong) or "equal to the printed digit",
             ]
         )
-    yield from as_rows(["", *COLUMNS, ""], rows).splitlines()
+    yield from text_table(["", *COLUMNS, ""], rows).splitlines()
 
 
 def claims() -> list[Claim]:

@@ -13,9 +13,9 @@ import sympy
 
 from mupscale import reports
 from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale
+from mupscale.text import text_table
 from mupscale.theory import Readout, Scaling, derive, parameterization
 from mupscale.theory.formulas import Expr, inline, n, parse
-from mupscale.theory.tables import as_rows
 
 PRINTED: Mapping[str, Mapping[str, str]] = {
     "Init. Var.": {
@@ -85,7 +85,7 @@ def as_lines() -> Iterator[str]:
         across = [cell for cell in found if cell.row == row]
         wrong = [f"{cell.column}: {cell.printed} printed" for cell in across if not cell.equal]
         rows.append([row, *(cell.derived for cell in across), "; ".join(wrong) or "equal"])
-    yield from as_rows(["derived", *head, "printed"], rows).splitlines()
+    yield from text_table(["derived", *head, "printed"], rows).splitlines()
 
 
 def claims() -> list[Claim]:

@@ -1,4 +1,4 @@
-"""How large a matrix is: the norm estimates that a derivation chooses between.
+"""Estimates of matrix norms that a derivation chooses between.
 
 A dimension that does not grow with the model (a vocabulary, a single column) counts as 1.
 """
@@ -9,8 +9,8 @@ from mupscale.theory.formulas import Expr, tidy
 
 
 def spectral_target(n_out: Expr, n_in: Expr) -> Expr:
-    """Operator norm that keeps features at unit RMS: √(n_out/n_in). Yang, Simon & Bernstein 2023,
-    condition 1.
+    """Operator norm that keeps features at unit RMS: √(n_out/n_in), condition 1 of Yang, Simon &
+    Bernstein 2023.
 
     >>> spectral_target(sympy.Integer(1024), sympy.Integer(256))
     2
@@ -19,8 +19,7 @@ def spectral_target(n_out: Expr, n_in: Expr) -> Expr:
 
 
 def bai_yin(sigma: Expr, n_out: Expr, n_in: Expr) -> Expr:
-    """Spectral norm of i.i.d. entries of standard deviation sigma: σ(√n_in + √n_out). Bai & Yin
-    1993.
+    """Spectral norm of i.i.d. entries with standard deviation σ: σ(√n_in + √n_out), Bai & Yin 1993.
 
     >>> from mupscale.theory.formulas import n
     >>> bai_yin(1 / sympy.sqrt(n), n, n)
@@ -30,7 +29,7 @@ def bai_yin(sigma: Expr, n_out: Expr, n_in: Expr) -> Expr:
 
 
 def bai_yin_thin(sigma: Expr, n_in: Expr) -> Expr:
-    """Bai–Yin where the other dimension is fixed, a constant beside √n_in: σ√n_in.
+    """Bai–Yin if the other dimension is fixed, and so negligible: σ√n_in.
 
     >>> from mupscale.theory.formulas import n
     >>> bai_yin_thin(1 / n, n)
@@ -59,8 +58,7 @@ def expected(sigma: Expr, n_out: Expr) -> Expr:
 
 
 def repeated(norm: Expr, repetitions: Expr) -> Expr:
-    """Norm (of either kind) of a matrix stacked on itself: √r times the norm of one copy. Lemma 1
-    of the paper.
+    """Norm (of either kind) of a matrix stacked on itself: √r times that of one copy. Lemma 1.
 
     >>> repeated(sympy.Integer(3), sympy.Integer(4))
     6

@@ -1,4 +1,4 @@
-"""Symbols, and formulas in and out: a parser that evaluates nothing, and printers for people."""
+"""Symbols, a parser for formulas that executes nothing, and printers."""
 
 import ast
 import math
@@ -11,7 +11,7 @@ from sympy.printing.str import StrPrinter
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 
 Expr: TypeAlias = Any
-"""A sympy expression. sympy carries no annotations, so a checker cannot say more."""
+"""A sympy expression. sympy has no annotations, so a type checker cannot say more."""
 
 Dimension: TypeAlias = Annotated[Any, "dimension"]
 """A width, depth or count: a positive integer, a symbol's name, or an expression in symbols."""
@@ -21,26 +21,27 @@ SYMBOLS = {"n": n, "r": r, "L": L, "inner": inner}
 
 
 def symbol(name: str) -> Expr:
-    """The positive symbol of that name; the same one each time."""
+    """The positive symbol with this name."""
     return SYMBOLS.get(name) or sympy.Symbol(name, positive=True)
 
 
 def dimension(name: str, value: Dimension) -> Expr:
-    """A dimension as an expression, or an error that names it.
+    """A dimension as an expression; raises an error that names it if it is invalid.
 
     >>> dimension("n_out", "4*n")
     4*n
     >>> dimension("n", 0)
     Traceback (most recent call last):
-    mupscale.errors.DimensionError: n=0 is not a positive whole number. A dimension is at least 1, or a symbol.
+    mupscale.errors.DimensionError: n=0 is not a positive whole number. Give 1 or more, or a symbol.
     """
     if isinstance(value, str):
         return parse(value)
     if isinstance(value, sympy.Expr) and value.free_symbols:
         return value
     if isinstance(value, bool) or not _is_whole(value) or value < 1:
-        message = f"{name}={value} is not a positive whole number. A dimension is at least 1, or a symbol."
-        raise DimensionError(message)
+        raise DimensionError(
+            f"{name}={value} is not a positive whole number. Give 1 or more, or a symbol."
+        )
     return sympy.Integer(int(value))
 
 
@@ -61,7 +62,7 @@ _OPERATORS: Mapping[type[ast.AST], Any] = {
 
 
 def parse(text: str, names: Iterable[str] | None = None) -> Expr:
-    """Read a formula of numbers, symbols, `+ - * / **` and `sqrt`; nothing in it is ever executed.
+    """Parse a formula of numbers, symbols, `+ - * / **` and `sqrt`, without executing anything.
 
     >>> parse("(1 + sqrt(r)) / (2*n)")
     (sqrt(r) + 1)/(2*n)
@@ -93,16 +94,14 @@ def _build(node: ast.AST, text: str, names: list[str] | None) -> Expr:
         case ast.Call(func=ast.Name(id="sqrt"), args=[argument], keywords=[]):
             return sympy.sqrt(_build(argument, text, names))
         case _:
-            what = ast.unparse(node)
             raise OptionError(
-                f"{what!r} in {text!r} is not understood. Use numbers, symbols, + - * / ** and "
-                "sqrt."
+                f"{ast.unparse(node)!r} in {text!r} is not supported. Use numbers, symbols, "
+                "+ - * / ** and sqrt."
             )
 
 
 def tidy(expression: Expr) -> Expr:
-    """The expression as a reader would write it: one fraction in lowest terms, common factors taken
-    out.
+    """The expression as one fraction in lowest terms, with common factors taken out.
 
     >>> tidy((1 + 1 / sympy.sqrt(r)) * sympy.sqrt(r) / (2 * n)), tidy(2 / (1 + sympy.sqrt(r)))
     ((sqrt(r) + 1)/(2*n), 2/(sqrt(r) + 1))
@@ -178,14 +177,14 @@ def _wrapped(expr: Expr, text: str) -> str:
 def inline(expression: Expr) -> str:
     """One line for a terminal.
 
-    >>> inline((1 + sympy.sqrt(r)) / (2 * n)), inline(2 * n / (1 + sympy.sqrt(r))), inline(1 / sympy.sqrt(n))
-    ('(1 + √r)/(2n)', '2n/(1 + √r)', '1/√n')
+    >>> inline((1 + sympy.sqrt(r)) / (2 * n)), inline(1 / sympy.sqrt(n))
+    ('(1 + √r)/(2n)', '1/√n')
     """
     return _Inline().doprint(sympy.together(expression))
 
 
 def latex(expression: Expr) -> str:
-    r"""The same for a paper.
+    r"""LaTeX for a paper.
 
     >>> latex(1 / sympy.sqrt(n))
     '\\frac{1}{\\sqrt{n}}'

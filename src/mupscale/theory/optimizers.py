@@ -78,6 +78,11 @@ class Optimizer:
         """The quantity that epsilon must stay proportional to."""
         return {"none": 1, "entry": entry, "norm": norm, "norm_squared": norm**2}[self.epsilon]
 
+    @property
+    def epsilon_degree(self) -> int:
+        """The power of the gradient that epsilon is compared with."""
+        return {"none": 0, "entry": 1, "norm": 1, "norm_squared": 2}[self.epsilon]
+
     def fold_powers(self, decay: Decay) -> dict[str, int]:
         """The power with which a factor a enters each value when it moves from the forward pass
         into the parameter: W' = aW.
@@ -94,7 +99,7 @@ class Optimizer:
             "multiplier": -1,
             "lr": rate,
             "weight_decay": decays[decay],
-            "eps": {"none": 0, "entry": -1, "norm": -1, "norm_squared": -2}[self.epsilon],
+            "eps": -self.epsilon_degree,
         }
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
-"""Rules by name, and rules as files: what a calibration found, with what it rests on.
+"""Rules by name, and rules as JSON files: a calibrated factor with its evidence.
 
-A file is JSON: the choices of a rule, and `evidence`, the exponent γ of ((1 + √r)/2)^γ with its
-interval and the runs it was measured with. A file whose parts contradict each other is refused: a
-factor that was changed by hand is no longer what was measured.
+A file has the choices of a rule and `evidence`: the exponent γ of ((1 + √r)/2)^γ, its interval and
+the runs that measured it. A file that contradicts itself raises an error: a factor that was edited
+by hand is no longer the measured one.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from mupscale.theory.rules import RULES, Rule
 FORMAT = "mupscale rule"
 VERSION = 1
 DIGITS = 4
-"""Of γ in a file: more than any interval warrants."""
+"""Decimals of γ in a file: more than any interval warrants."""
 
 _ASKED = {
     "still": "the optimal learning rate stays still over r",
@@ -30,44 +30,39 @@ _ASKED = {
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationEvidence:
-    """What a calibrated factor rests on."""
+    """How a calibrated factor was measured."""
 
     gamma: float
     low: float
     high: float
     question: Literal["still", "loss"]
-    "What γ was chosen for."
+    "What γ optimizes."
     swept: tuple[float, float]
-    "The least and the largest γ that were tried."
+    "The smallest and the largest γ tried."
     repetitions: tuple[int, ...]
-    "The r that were tried, the base's first."
+    "The r tried, the base's first."
     runs: int
     seeds: int
     study: str
-    "Fingerprint of what was run."
+    "Fingerprint of the study."
 
     def __post_init__(self) -> None:
-        numbers: tuple[Any, ...] = (
-            self.gamma,
-            self.low,
-            self.high,
-            *self.swept,
-        )  # as a file has them
-        if len(numbers) != 5 or not all(
-            isinstance(one, int | float) and math.isfinite(one) for one in numbers
-        ):
+        # A file may hold anything here.
+        numbers: tuple[Any, ...] = (self.gamma, self.low, self.high, *self.swept)
+        finite = [isinstance(one, int | float) and math.isfinite(one) for one in numbers]
+        if len(numbers) != 5 or not all(finite):
             raise OptionError(
-                f"gamma = {self.gamma} [{self.low}, {self.high}] is not bounded by numbers."
+                f"gamma = {self.gamma} [{self.low}, {self.high}] must have a finite interval."
             )
         if not self.swept[0] <= self.gamma <= self.swept[1]:
             raise OptionError(
-                f"gamma = {self.gamma:g} lies outside of what was swept, {self.swept}. Calibrate "
-                "anew."
+                f"gamma = {self.gamma:g} lies outside {self.swept}, the range that was swept. "
+                "Calibrate again."
             )
         if not self.low <= self.gamma <= self.high:
             raise OptionError(
-                f"gamma = {self.gamma:g} lies outside of its own interval [{self.low:g}, "
-                f"{self.high:g}]."
+                f"gamma = {self.gamma:g} lies outside its own interval [{self.low:g}, "
+                f"{self.high:g}]. Calibrate again."
             )
         if self.question not in _ASKED:
             raise UnknownNameError("question", self.question, _ASKED)
@@ -76,8 +71,7 @@ class CalibrationEvidence:
         tried = ", ".join(map(str, self.repetitions))
         return (
             f"γ = {self.gamma:.2f} [{self.low:.2f}, {self.high:.2f}] of ((1 + √r)/2)^γ, measured: "
-            "with it "
-            f"{_ASKED[self.question]} ({self.runs} runs, {self.seeds} seeds, r = {tried})"
+            f"with it {_ASKED[self.question]} ({self.runs} runs, {self.seeds} seeds, r = {tried})"
         )
 
 
@@ -91,7 +85,7 @@ def exponent_formula(gamma: float) -> str:
 
 
 def write_rule(path: Path, rule: Rule, evidence: CalibrationEvidence) -> None:
-    """Whole or not at all."""
+    """Write a rule file atomically."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -104,7 +98,7 @@ def write_rule(path: Path, rule: Rule, evidence: CalibrationEvidence) -> None:
 
 
 def read_rule(path: str | Path) -> Rule:
-    """The rule in a file, with what it rests on as its reason."""
+    """The rule in a file, with its evidence as text."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse)
     except OSError as error:
@@ -122,7 +116,7 @@ def read_rule(path: str | Path) -> Rule:
 
 
 def rule_named(name: str) -> Rule:
-    """The preset of that name, or the rule in a .json file.
+    """The preset with this name, or the rule in a .json file.
 
     >>> rule_named("mup").decay
     'none'
@@ -142,34 +136,32 @@ def _refuse(constant: str) -> Any:
 def _rule(content: Any) -> Rule:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise OptionError(
-            f'it is not a rule: there is no "format": "{FORMAT}" in it. mupscale calibrate writes '
-            "one."
+            f'it is not a rule: "format": "{FORMAT}" is missing. mupscale calibrate writes one.'
         )
-    given = cast(dict[str, Any], content)
-    if given.get("version") != VERSION:
+    fields = dict(cast(dict[str, Any], content))
+    del fields["format"]
+    version = fields.pop("version", None)
+    if version != VERSION:
         raise OptionError(
-            f"it has version {given.get('version')!r}; this mupscale reads {VERSION}. Calibrate "
-            "anew."
+            f"it has version {version!r}; this mupscale reads {VERSION}. Calibrate again."
         )
-    choices = {
-        key: value for key, value in given.items() if key not in ("format", "version", "evidence")
-    }
+    evidence = _evidence(fields.pop("evidence", None))
+    choices = fields
     known = [field.name for field in dataclasses.fields(Rule) if field.name != "evidence"]
     _check_fields("rule", choices, known)
-    evidence = _evidence(given.get("evidence"))
     if choices["kv_factor"] != exponent_formula(evidence.gamma):
         raise OptionError(
-            f"kv_factor = {choices['kv_factor']!r} is not that of gamma = {evidence.gamma:g}: the "
-            "file was changed. "
-            f"Calibrate anew, or pass --kv-factor {choices['kv_factor']!r} instead of the file."
+            f"kv_factor = {choices['kv_factor']!r} does not match gamma = {evidence.gamma:g}: the "
+            f"file was edited. Calibrate again, or pass --kv-factor {choices['kv_factor']!r} "
+            "instead of the file."
         )
     return Rule(**choices, evidence=str(evidence))
 
 
-def _evidence(given: Any) -> CalibrationEvidence:
-    if not isinstance(given, dict):
+def _evidence(fields: Any) -> CalibrationEvidence:
+    if not isinstance(fields, dict):
         raise OptionError("it has no evidence. mupscale calibrate writes it.")
-    values = dict(cast(dict[str, Any], given))
+    values = dict(cast(dict[str, Any], fields))
     _check_fields(
         "evidence", values, [field.name for field in dataclasses.fields(CalibrationEvidence)]
     )

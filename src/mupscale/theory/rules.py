@@ -1,4 +1,4 @@
-"""Rules: presets of independent choices. A rule of your own is a value of the same type."""
+"""Rules: presets of independent choices. Your own rule is another `Rule`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,18 +24,16 @@ _SETTINGS: Mapping[str, Sequence[str]] = {
 class Rule:
     """What scales, and how.
 
-    width      "scaled": all five values follow the derivation in width; "init": the initial std
-    alone follows the
-               fan-in, 1/√n_in, as in PyTorch's default; "none": they stay at the base value, and
-               decay and epsilon change with depth alone
-    kv_factor  the rate of repeated key/value heads over the hidden one: "hidden" (1), "derived"
-    (from the unit's true
-               dimensions), "paper" (derived as if heads × head_dim = n), or a formula in r, n,
-               inner: "sqrt(r)"
+    width      "scaled": all five values follow the derivation; "init": only the initial std follows
+               the fan-in, 1/√n_in, as in PyTorch's default; "none": they keep the base value, and
+               decay and epsilon change with depth only
+    kv_factor  the rate of repeated key/value heads over the hidden rate: "hidden" (1), "derived"
+               (from the unit's true dimensions), "paper" (derived as if heads × head_dim = n), or a
+               formula in r, n, inner: "sqrt(r)"
     decay      "scaled": as derived for the decay mode; "none": the base value
     depth      β on residual branches: "none" (1), "1/L", "1/sqrt(L)", or any formula in L
     eps        "scaled": follows the gradient; "none": the base value
-    evidence   what the key/value factor rests on, where it was measured; changes nothing
+    evidence   how the key/value factor was measured, if it was; changes no value
 
     >>> Rule("mine", kv_factor="((1 + sqrt(r))/2)**0.7").kv_factor
     '((1 + sqrt(r))/2)**0.7'
@@ -60,9 +58,7 @@ class Rule:
 
     @property
     def choices(self) -> dict[str, str]:
-        """All that makes a difference: what a rule file holds, and what tells whether two runs obey
-        the same rule.
-        """
+        """Everything that changes a value: two rules are the same if these are equal."""
         return {key: value for key, value in asdict(self).items() if key != "evidence"}
 
     def to_dict(self) -> dict[str, str]:
@@ -77,14 +73,14 @@ class Rule:
         return Rule(**fields)
 
     def beta(self, depth: Expr) -> Expr:
-        """Factor on a residual branch of a network with that many blocks."""
+        """Factor on the residual branches of a network with `depth` blocks."""
         if self.depth == "none":
             return sympy.Integer(1)
         formula = _positive("depth", self.depth, ["L"], "none, 1/L, 1/sqrt(L)")
         return formula.subs(formulas.L, depth)
 
     def literal_kv_factor(self) -> Expr | None:
-        """The key/value factor where it is given as a formula, None where it is to be derived."""
+        """The key/value factor if it is given as a formula; None if it is derived."""
         if self.kv_factor in ("derived", "paper"):
             return None
         if self.kv_factor == "hidden":
@@ -92,7 +88,7 @@ class Rule:
         return _positive("kv_factor", self.kv_factor, ["n", "r", "inner"], "hidden, derived, paper")
 
     def with_(self, **changes: Any) -> "Rule":
-        """The same rule with some choices changed; the name says so."""
+        """The rule with some choices changed, which its name then lists; None changes nothing."""
         changes = {
             key: value
             for key, value in changes.items()
@@ -100,7 +96,7 @@ class Rule:
         }
         if not changes:
             return self
-        if "kv_factor" in changes:  # what was measured was another factor
+        if "kv_factor" in changes:  # the evidence was for another factor
             changes.setdefault("evidence", None)
         altered = ", ".join(f"{key} {value}" for key, value in changes.items() if key != "evidence")
         return replace(self, name=f"{self.name} ({altered})", **changes)
@@ -116,8 +112,8 @@ def _positive(field: str, text: str, symbols: list[str], words: str) -> Expr:
         raise OptionError(f"{field}={text!r}: {error} Or choose one of: {words}.") from error
     if not formula.is_positive:
         raise OptionError(
-            f"{field}={text!r} is not positive for all {', '.join(symbols)}. Or choose one of: "
-            f"{words}."
+            f"{field}={text!r} is not positive for all {', '.join(symbols)}. Give a positive "
+            f"formula, or choose one of: {words}."
         )
     return formula
 
@@ -127,21 +123,7 @@ RULES: Mapping[str, Rule] = {
     for rule in (
         Rule("sp", width="none", kv_factor="hidden", decay="none", depth="none", eps="none"),
         Rule("mup", width="scaled", kv_factor="hidden", decay="none", depth="none", eps="none"),
-        Rule(
-            "complete-p",
-            width="scaled",
-            kv_factor="hidden",
-            decay="scaled",
-            depth="1/L",
-            eps="scaled",
-        ),
-        Rule(
-            "gqa-mup",
-            width="scaled",
-            kv_factor="derived",
-            decay="scaled",
-            depth="1/L",
-            eps="scaled",
-        ),
+        Rule("complete-p", "scaled", kv_factor="hidden", decay="scaled", depth="1/L", eps="scaled"),
+        Rule("gqa-mup", "scaled", kv_factor="derived", decay="scaled", depth="1/L", eps="scaled"),
     )
 }

@@ -1,11 +1,8 @@
-"""The result of a derivation: five exact expressions, the steps that led to them, and what can be
-done with them.
-"""
+"""The result of a derivation: five exact expressions and the steps that led to them."""
 
 import dataclasses
 import json
 import math
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,6 +11,7 @@ from typing import Any
 import sympy
 
 from mupscale.errors import DimensionError, NotExactError, OptionError, UnknownNameError
+from mupscale.text import wrapped
 from mupscale.theory import formulas
 from mupscale.theory.formulas import Expr, inline, latex, tidy
 from mupscale.theory.optimizers import Decay, Optimizer
@@ -32,9 +30,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a derivation: `quantity` (text and LaTeX) has `value`, for `reason`, found in
-    `source`.
-    """
+    """One step of a derivation: `quantity` (as text and as LaTeX) has this `value`."""
 
     title: str
     quantity: tuple[str, str]
@@ -56,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Factors:
-    """A scaling in numbers: what the base values are multiplied by."""
+    """A scaling in numbers: the factors on the base values."""
 
     init_std: float
     multiplier: float
@@ -67,8 +63,8 @@ class Factors:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What one unit gets under one rule and optimizer, relative to the base values σ0, η0, λ0,
-    ε0.
+    """The values of one unit under one rule and optimizer, relative to the base values σ0, η0, λ0
+    and ε0.
     """
 
     unit: Unit
@@ -82,9 +78,7 @@ class Scaling:
     eps: Expr
     steps: tuple[Step, ...] = field(repr=False)
     blocks: Mapping[str, "Scaling"] = field(default_factory=dict[str, "Scaling"], repr=False)
-    """For a fused matrix, what the rows of each block get; they differ in multiplier and init
-    only.
-    """
+    """For a fused matrix, the scaling of each block's rows; only multiplier and init differ."""
 
     @property
     def expressions(self) -> dict[str, Expr]:
@@ -92,31 +86,31 @@ class Scaling:
 
     @property
     def standing(self) -> str:
-        """Either "derived" in the paper's framework, "extrapolated" beyond it, or derived but for
-        some steps.
+        """Derived within the paper's framework, extrapolated beyond it, or derived with a number of
+        extrapolated steps.
         """
         if "extrapolated" in (self.unit.standing, self.optimizer.standing):
             return "extrapolated"
         beyond = sum(step.standing == "extrapolated" for step in self.steps)
-        if not beyond:
-            return "derived"
-        return (
-            f"derived, {'one extrapolated step' if beyond == 1 else f'{beyond} extrapolated steps'}"
-        )
+        words = {0: "", 1: ", one extrapolated step"}
+        return "derived" + words.get(beyond, f", {beyond} extrapolated steps")
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What a reader must know besides."""
+        """Limits of the result."""
         other = ""
         if self.optimizer.name == "adam" and self.decay != "l2":
-            other = f"torch.optim.Adam decays by l2; this is {self.decay} decay (torch.optim.AdamW's is lr_coupled)"
+            other = (
+                f"torch.optim.Adam decays by l2; this is {self.decay} decay (torch.optim.AdamW's "
+                "is lr_coupled)"
+            )
         return tuple(text for text in (self.unit.remark, self.optimizer.caveat, other) if text)
 
     def fold(self, multiplier: Expr | str | float | None = None) -> "Scaling":
-        """Move a factor of the forward pass into the parameter (W' = aW, g' = g/a) without changing
-        the training.
+        """Move a factor of the forward pass (default: the multiplier) into the parameter without
+        changing the training: W' = aW, g' = g/a.
 
-        The whole multiplier unless another is given. Refuses where the optimizer makes it inexact.
+        Raises NotExactError if the optimizer makes that inexact.
 
         >>> from mupscale.theory import Readout, derive
         >>> folded = derive(Readout("n"), "adamw").fold()
@@ -129,17 +123,16 @@ class Scaling:
         if self.optimizer.not_exact:
             raise NotExactError(
                 f"a multiplier of {inline(a)} cannot be folded under {self.optimizer}: "
-                f"{self.optimizer.not_exact}. "
-                "Keep the multiplier in the forward pass."
+                f"{self.optimizer.not_exact}. Keep the multiplier in the forward pass."
             )
         factors = {name: a**power for name, power in self.optimizer.fold_powers(self.decay).items()}
         step = Step(
             "Folding",
             ("a", "a"),
             a,
-            f"W' = aW has the gradient g/a, so that std × a, rate × {inline(factors['lr'])}, decay "
-            "× "
-            f"{inline(factors['weight_decay'])} and epsilon × {inline(factors['eps'])} train alike",
+            f"W' = aW has the gradient g/a, so std × a, rate × {inline(factors['lr'])}, decay × "
+            f"{inline(factors['weight_decay'])} and epsilon × {inline(factors['eps'])} give the "
+            "same training",
             "abc-symmetry (Yang & Hu 2021)",
         )
         return dataclasses.replace(
@@ -156,11 +149,11 @@ class Scaling:
         base: Mapping[str, int] | None = None,
         reference_r: int | None = None,
     ) -> Factors:
-        """Numbers: each expression at the target over the same at the base.
+        """Numbers: each expression at the target, divided by its value at the base.
 
-        A dimension that the base leaves unsaid is the target's own, so that a base planned onto
-        itself gives 1 everywhere. `reference_r=1` reads r absolutely, whatever the base has. What
-        is 0 (the decay of a gain) stays 0.
+        A dimension that `base` leaves out is taken from the target, so a base planned onto itself
+        gives 1 everywhere. `reference_r=1` measures r from 1, whatever r the base has. A value of 0
+        (the decay of a gain) stays 0.
 
         >>> from mupscale.theory import KeyValue, derive
         >>> kv = derive(KeyValue("n", "r"), "adamw")
@@ -173,26 +166,22 @@ class Scaling:
             self.unit.dimensions()
             | {str(s) for e in self.expressions.values() for s in e.free_symbols}
         )
-        high = _numbers("target", target, needed)
-        missing = [name for name in needed if name not in high]
+        at_target = _numbers("target", target, needed)
+        missing = [name for name in needed if name not in at_target]
         if missing:
-            said = ", ".join(f"{k}={v}" for k, v in target.items()) or "nothing"
+            known = ", ".join(f"{k}={v}" for k, v in target.items()) or "nothing"
             raise DimensionError(
-                f"target says {said}, but {self.unit} also needs {', '.join(missing)}."
+                f"target says {known}, but {self.unit} also needs {', '.join(missing)}."
             )
-        self.unit.at(high)
-        low = high | _numbers("base", base or {}, needed)
+        self.unit.at(at_target)  # raises if the numbers do not fit together
+        at_base = at_target | _numbers("base", base or {}, needed)
         if reference_r is not None and "r" in needed:
-            low |= _numbers("reference_r", {"r": reference_r}, ["r"])
-        return Factors(
-            **{
-                k: _ratio(e, tuple(high.items()), tuple(low.items()))
-                for k, e in self.expressions.items()
-            }
-        )
+            at_base |= _numbers("reference_r", {"r": reference_r}, ["r"])
+        ends = tuple(at_target.items()), tuple(at_base.items())
+        return Factors(**{name: _ratio(e, *ends) for name, e in self.expressions.items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; the five expressions are strings that sympy reads."""
+        """Plain data; the five expressions are strings that sympy can parse."""
         data: dict[str, Any] = {
             "unit": str(self.unit),
             "optimizer": self.optimizer.name,
@@ -214,41 +203,29 @@ class Scaling:
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=2)
 
     def to_text(self, *, steps: bool = True) -> str:
-        lines = [
-            f"{self.unit} · {self.rule} · {self.optimizer} · {self.decay} decay · {self.standing}",
-            "",
-        ]
-        lines += [
-            f"  {LABELS[name]:<14} {inline(value)}" for name, value in self.expressions.items()
-        ]
+        title = f"{self.unit} · {self.rule} · {self.optimizer} · {self.decay} decay"
+        lines = [wrapped(f"{title} · {self.standing}", hanging="  "), ""]
+        lines += [f"  {LABELS[name]:<14} {inline(e)}" for name, e in self.expressions.items()]
         lines += [
             f"  rows of {name}: multiplier {inline(b.multiplier)}, init std {inline(b.init_std)}"
             for name, b in self.blocks.items()
         ]
-        lines += [f"\n  note: {caveat}" for caveat in self.caveats]
+        lines += [f"\n{wrapped(f'note: {caveat}', '  ', ' ' * 8)}" for caveat in self.caveats]
         for number, step in enumerate(self.steps if steps else (), start=1):
             mark = "" if step.standing == "derived" else f"  ({step.standing})"
             lines += [
                 "",
-                f"{number}. {step.title}{mark}",
+                wrapped(f"{number}. {step.title}{mark}", hanging="    "),
                 f"     {step.quantity[0]} = {inline(step.value)}",
-                textwrap.fill(
-                    f"why: {step.reason}", 112, initial_indent=" " * 5, subsequent_indent=" " * 10
-                ),
-                f"     [{step.source}]",
+                wrapped(f"why: {step.reason}", " " * 5, " " * 10),
+                wrapped(f"[{step.source}]", " " * 5, " " * 6),
             ]
         return "\n".join(lines)
 
     def to_markdown(self, *, steps: bool = True) -> str:
-        lines = [
-            f"**{self.unit}**, {self.rule}, {self.optimizer}, {self.decay} decay: "
-            f"*{self.standing}*",
-            "",
-        ]
-        lines += ["| | |", "|---|---|"]
-        lines += [
-            f"| {LABELS[name]} | ${latex(value)}$ |" for name, value in self.expressions.items()
-        ]
+        title = f"**{self.unit}**, {self.rule}, {self.optimizer}, {self.decay} decay"
+        lines = [f"{title}: *{self.standing}*", "", "| | |", "|---|---|"]
+        lines += [f"| {LABELS[name]} | ${latex(e)}$ |" for name, e in self.expressions.items()]
         lines += [
             f"| rows of {name}: multiplier | ${latex(block.multiplier)}$ |"
             for name, block in self.blocks.items()
@@ -256,32 +233,33 @@ class Scaling:
         lines += [f"\n> {caveat}" for caveat in self.caveats]
         for number, step in enumerate(self.steps if steps else (), start=1):
             mark = "" if step.standing == "derived" else f" *({step.standing})*"
+            formula = f"${step.quantity[1]} = {latex(step.value)}$"
             lines += [
                 "",
-                f"{number}. **{step.title}**{mark}: ${step.quantity[1]} = {latex(step.value)}$.",
+                f"{number}. **{step.title}**{mark}: {formula}.",
+                f"   Why: {step.reason} ({step.source}).",
             ]
-            lines += [f"   Why: {step.reason} ({step.source})."]
         return "\n".join(lines)
 
     def to_latex(self, *, steps: bool = True) -> str:
-        rows = [
-            rf"\text{{{LABELS[name]}}} &= {latex(value)} \\"
-            for name, value in self.expressions.items()
-        ]
         lines = [
             rf"% {self.unit}, {self.rule}, {self.optimizer}, {self.decay}: {self.standing}",
             r"\begin{align*}",
+            *(
+                rf"\text{{{LABELS[name]}}} &= {latex(value)} \\"
+                for name, value in self.expressions.items()
+            ),
+            r"\end{align*}",
         ]
-        lines += [*rows, r"\end{align*}"]
         if steps:
-            lines += [r"\begin{enumerate}"]
+            lines.append(r"\begin{enumerate}")
             for step in self.steps:
+                formula = f"${step.quantity[1]} = {latex(step.value)}$"
                 lines += [
-                    rf"  \item \textbf{{{step.title}}} ({step.standing}): ${step.quantity[1]} = "
-                    rf"{latex(step.value)}$."
+                    rf"  \item \textbf{{{step.title}}} ({step.standing}): {formula}.",
+                    f"    Why: {_latex_text(step.reason)} ({_latex_text(step.source)}).",
                 ]
-                lines += [f"    Why: {_latex_text(step.reason)} ({_latex_text(step.source)})."]
-            lines += [r"\end{enumerate}"]
+            lines.append(r"\end{enumerate}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -313,27 +291,25 @@ def _numbers(where: str, values: Mapping[str, int], needed: list[str]) -> dict[s
 
 @lru_cache(maxsize=4096)
 def _ratio(
-    expression: Expr, high: tuple[tuple[str, int], ...], low: tuple[tuple[str, int], ...]
+    expression: Expr, target: tuple[tuple[str, int], ...], base: tuple[tuple[str, int], ...]
 ) -> float:
     if expression == 0:
         return 0.0
-    at = [
+    over, under = (
         expression.subs({formulas.symbol(name): value for name, value in values})
-        for values in (high, low)
-    ]
-    # 30 digits before the one rounding, so that the result is the nearest double.
-    return float(sympy.N(at[0] / at[1], 30))
+        for values in (target, base)
+    )
+    # 30 digits before the only rounding: the result is the nearest double.
+    return float(sympy.N(over / under, 30))
 
 
-_LATEX = {
-    "√": r"\surd ", "σ": r"\sigma ", "Δ": r"\Delta ", "‖": r"\|", "×": r"\times ", "β": r"\beta ", "μ": r"\mu ",
-    "ε": r"\varepsilon ", "λ": r"\lambda ", "η": r"\eta ", "Θ": r"\Theta ", "·": r"\cdot ", "≤": r"\le ",
-    "₀": "_0", "²": "^2",
-}  # fmt: skip
-_ESCAPES = {key: f"${value}$" for key, value in _LATEX.items()} | {
-    "_": r"\_", "^": r"\^{}", "%": r"\%", "&": r"\&", "–": "--",
-}  # fmt: skip
+_ESCAPES = str.maketrans({
+    "√": r"$\surd $", "σ": r"$\sigma $", "Δ": r"$\Delta $", "‖": r"$\|$", "×": r"$\times $",
+    "β": r"$\beta $", "μ": r"$\mu $", "ε": r"$\varepsilon $", "λ": r"$\lambda $",
+    "η": r"$\eta $", "Θ": r"$\Theta $", "·": r"$\cdot $", "≤": r"$\le $", "₀": "$_0$",
+    "²": "$^2$", "_": r"\_", "^": r"\^{}", "%": r"\%", "&": r"\&", "–": "--",
+})  # fmt: skip
 
 
 def _latex_text(text: str) -> str:
-    return "".join(_ESCAPES.get(character, character) for character in text)
+    return text.translate(_ESCAPES)

@@ -1,6 +1,4 @@
-"""Tables, derived cell by cell: the paper's parameterization table, and the optimizers side by
-side.
-"""
+"""Tables, derived cell by cell: the paper's parameterization, and a comparison of optimizers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +6,7 @@ from typing import Any
 
 import sympy
 
+from mupscale.text import markdown_table, terminal_columns, text_table, wrapped
 from mupscale.theory.derivation import derive
 from mupscale.theory.formulas import Expr, L, inline, latex, n, r, tidy
 from mupscale.theory.optimizers import OPTIMIZERS, Decay, Optimizer, optimizer_named
@@ -35,28 +34,10 @@ _COLUMNS_IN_DEPTH: Mapping[str, Unit] = {
 }
 
 
-def as_rows(head: list[str], rows: list[list[str]]) -> str:
-    """Aligned columns of plain text.
-
-    >>> print(as_rows(["", "a"], [["row", "1"]]))
-         a
-    row  1
-    """
-    widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    )
-
-
-def as_markdown(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
-
-
 @dataclass(frozen=True)
 class RuleTable:
-    """A scaling for each kind of weight, with n each weight's own fan-in (and the embedding width
-    in epsilon).
+    """A scaling for each kind of weight; n is the fan-in of the weight, in epsilon the embedding
+    width.
     """
 
     columns: Mapping[str, Scaling]
@@ -66,17 +47,18 @@ class RuleTable:
 
     @property
     def notes(self) -> list[str]:
-        aside = [
-            label for label, scaling in self.columns.items() if scaling.optimizer != self.optimizer
+        others = [label for label, s in self.columns.items() if s.optimizer != self.optimizer]
+        trained = f"trained by AdamW, since {self.optimizer} steps hidden matrices only"
+        caveats = dict.fromkeys(c for s in self.columns.values() for c in s.caveats)
+        by_standing: dict[str, list[str]] = {}
+        for label, s in self.columns.items():
+            by_standing.setdefault(s.standing, []).append(label)
+        by_standing.pop("derived", None)
+        return [
+            *([f"{', '.join(others)}: {trained}"] if others else []),
+            *caveats,
+            *(f"{', '.join(labels)}: {standing}" for standing, labels in by_standing.items()),
         ]
-        beside = f"{', '.join(aside)}: trained by AdamW beside {self.optimizer}, which steps hidden matrices only"
-        caveats = {caveat: None for scaling in self.columns.values() for caveat in scaling.caveats}
-        standings = {s.standing: None for s in self.columns.values() if s.standing != "derived"}
-        beyond = [
-            f"{', '.join(k for k, s in self.columns.items() if s.standing == word)}: {word}"
-            for word in standings
-        ]
-        return [*([beside] if aside else []), *caveats, *beyond]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -97,17 +79,20 @@ class RuleTable:
         }
 
     def to_text(self) -> str:
+        lines = [["", *self.columns], *([LABELS[f], *self._cells(f, inline)] for f in FIELDS)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        if (
+            sum(widths) + 2 * len(widths) > terminal_columns()
+        ):  # one row per kind of weight is narrower
+            lines = [list(column) for column in zip(*lines, strict=True)]
+        notes = (f"\n{wrapped(f'note: {note}', hanging='      ')}" for note in self.notes)
         title = f"{self.rule} · {self.optimizer} · {self.decay} decay"
-        body = as_rows(["", *self.columns], [[LABELS[f], *self._cells(f, inline)] for f in FIELDS])
-        return "\n".join([title, "", body, *(f"\nnote: {note}" for note in self.notes)])
+        return "\n".join([title, "", text_table(lines[0], lines[1:]), *notes])
 
     def to_markdown(self) -> str:
-        rows = [
-            [LABELS[name], *(f"${cell}$" for cell in self._cells(name, latex))] for name in FIELDS
-        ]
-        return "\n".join(
-            [as_markdown(["", *self.columns], rows), *(f"\n> {note}" for note in self.notes)]
-        )
+        rows = [[LABELS[f], *(f"${cell}$" for cell in self._cells(f, latex))] for f in FIELDS]
+        notes = (f"\n> {note}" for note in self.notes)
+        return "\n".join([markdown_table(["", *self.columns], rows), *notes])
 
     def to_latex(self) -> str:
         head = " & ".join(["", *self.columns]) + r" \\ \midrule"
@@ -129,7 +114,7 @@ def parameterization(
     decay: Decay = "lr_coupled",
     depth: str = "none",
 ) -> RuleTable:
-    """The paper's table 1, derived; with `depth="1/L"` the residual branches are told apart.
+    """The paper's table 1, derived; with `depth="1/L"`, with a column for each matrix of a branch.
 
     >>> parameterization().columns["K, V"].lr
     (sqrt(r) + 1)/(2*n)
@@ -137,21 +122,18 @@ def parameterization(
     optimizer = optimizer_named(optimizer)
     rule = (rule_named(rule) if isinstance(rule, str) else rule).with_(depth=depth)
     units = _COLUMNS if depth == "none" else _COLUMNS_IN_DEPTH
-    columns = {
-        label: _derive_or_beside(unit, optimizer, rule, decay) for label, unit in units.items()
-    }
+    columns: dict[str, Scaling] = {}
+    for label, unit in units.items():
+        core = unit.branch if isinstance(unit, Residual) else unit
+        by_adamw = optimizer.whole_matrix and not core.grows_both_ways
+        own = OPTIMIZERS["adamw"] if by_adamw else optimizer
+        columns[label] = derive(unit, own, rule=rule, decay=decay)
     return RuleTable(columns, optimizer, rule, decay)
-
-
-def _derive_or_beside(unit: Unit, optimizer: Optimizer, rule: Rule, decay: Decay) -> Scaling:
-    core = unit.branch if isinstance(unit, Residual) else unit
-    alone = optimizer.whole_matrix and not core.grows_both_ways
-    return derive(unit, OPTIMIZERS["adamw"] if alone else optimizer, rule=rule, decay=decay)
 
 
 @dataclass(frozen=True)
 class OptimizerRow:
-    """What repetition and width do to the learning rate under one optimizer."""
+    """How the learning rate depends on repetition and width under one optimizer."""
 
     optimizer: Optimizer
     step: Expr
@@ -172,17 +154,15 @@ class OptimizerRow:
 
 
 def compare_optimizers() -> list[OptimizerRow]:
-    """Every optimizer: its key/value factor, the power of n in its hidden rate, and where that
-    comes from.
-    """
-    return [_compare(optimizer) for optimizer in OPTIMIZERS.values()]
-
-
-def _compare(optimizer: Optimizer) -> OptimizerRow:
-    dense, kv = derive(_DENSE, optimizer), derive(KeyValue(n, r), optimizer)
-    step = next(step.value for step in kv.steps if step.title == "Step of the stored matrix")
-    exponent = tidy(n * sympy.diff(dense.lr, n) / dense.lr)
-    return OptimizerRow(optimizer, step, tidy(kv.lr / dense.lr), exponent, kv.standing)
+    """For every optimizer, the key/value factor and the power of n in the hidden rate."""
+    rows: list[OptimizerRow] = []
+    for optimizer in OPTIMIZERS.values():
+        dense, kv = derive(_DENSE, optimizer), derive(KeyValue(n, r), optimizer)
+        step = next(step.value for step in kv.steps if step.title == "Step of the stored matrix")
+        exponent = tidy(n * sympy.diff(dense.lr, n) / dense.lr)
+        factor = tidy(kv.lr / dense.lr)
+        rows.append(OptimizerRow(optimizer, step, factor, exponent, kv.standing))
+    return rows
 
 
 def optimizers_to_text(rows: list[OptimizerRow]) -> str:
@@ -198,8 +178,8 @@ def optimizers_to_text(rows: list[OptimizerRow]) -> str:
         for row in rows
     ]
     caveats = [
-        f"note: {row.optimizer.name}: {row.optimizer.caveat}"
+        wrapped(f"note: {row.optimizer.name}: {row.optimizer.caveat}", hanging="      ")
         for row in rows
         if row.optimizer.caveat
     ]
-    return "\n".join([as_rows(head, cells), "", *caveats])
+    return "\n".join([text_table(head, cells), "", *caveats])

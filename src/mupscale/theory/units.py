@@ -1,8 +1,6 @@
-"""Units: what a weight is to the network. Each says its shape, and where it differs from a dense
-layer, how.
+"""Units: the kinds of weights. Each has a shape and overrides what differs from a dense layer.
 
-A unit of your own needs `shape`; the other methods have the defaults of a dense layer. See
-docs/add-a-unit.md.
+Your own unit needs `shape`; the other methods default to a dense layer. See docs/add-a-unit.md.
 """
 
 import dataclasses
@@ -23,23 +21,20 @@ Initial = Literal["random", "zero", "constant"]
 
 @dataclass(frozen=True)
 class Unit(ABC):
-    """A weight and its place in the network. Fields annotated `Dimension` are checked and become
-    expressions.
+    """A weight and its place in the network.
+
+    Fields annotated `Dimension` are checked and become expressions.
     """
 
     standing: ClassVar[Standing] = "derived"
     remark: ClassVar[str] = ""
-    """Why it is an extrapolation, or what else a reader must know; travels with the result."""
+    """Why it is an extrapolation, or another limit; it is printed with the result."""
     initial: ClassVar[Initial] = "random"
     decays: ClassVar[bool] = True
     grows_both_ways: ClassVar[bool] = True
-    """Both dimensions grow with the model, which is what optimizers of whole matrices (Muon) are
-    made for.
-    """
+    """Both dimensions grow with the model; optimizers of whole matrices (Muon) need that."""
     thin_readout: ClassVar[bool] = False
-    """Few outputs read many aligned inputs, so the spectral norm is attained and sets the initial
-    size.
-    """
+    """Few outputs read many aligned inputs: the spectral norm is attained, and sets the init."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -53,21 +48,19 @@ class Unit(ABC):
         """(n_out, n_in) of the parameter; a dimension that does not grow counts as 1."""
 
     def reference(self) -> "Unit":
-        """The dense unit whose place this one takes; the unit itself unless it is stored smaller
-        than it acts.
+        """The dense unit that this one stands in for: itself, unless it is stored smaller than it
+        acts.
         """
         return self
 
     def multiplier(self) -> Expr:
-        """Factor on the output in the forward pass, chosen so that the base values of a thin unit
-        need no scaling.
+        """Factor on the output in the forward pass; with it, the base values of a thin unit need no
+        scaling.
         """
         return sympy.Integer(1)
 
     def token_share(self) -> Expr:
-        """Share of the tokens that reach the weight. Its mean gradient shrinks by it;
-        `gradient_entry` includes it.
-        """
+        """Share of the tokens that reach the weight. `gradient_entry` includes it."""
         return sympy.Integer(1)
 
     def gradient_entry(self) -> Expr:
@@ -80,14 +73,12 @@ class Unit(ABC):
         return self.gradient_entry() * sympy.sqrt(n_out * n_in)
 
     def dimensions(self) -> set[str]:
-        """The names of the symbols in it."""
+        """The names of its symbols."""
         values = (getattr(self, field.name) for field in dataclasses.fields(self))
         return {str(s) for value in values for s in getattr(value, "free_symbols", ())}
 
     def at(self, values: Mapping[str, int]) -> "Unit":
-        """The same unit with numbers put in for symbols; raises where the numbers do not fit
-        together.
-        """
+        """The unit with numbers for symbols; raises if the numbers do not fit together."""
         known = {formulas.symbol(name): value for name, value in values.items()}
         changes = {}
         for field in dataclasses.fields(self):
@@ -102,19 +93,17 @@ class Unit(ABC):
         shown: list[str] = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.default is dataclasses.MISSING:
-                shown.append(inline(value) if isinstance(value, sympy.Expr) else str(value))
-            elif value != field.default:
-                shown.append(
-                    f"{field.name}={inline(value) if isinstance(value, sympy.Expr) else value}"
-                )
+            if value != field.default:
+                text = inline(value) if isinstance(value, sympy.Expr) else str(value)
+                positional = field.default is dataclasses.MISSING
+                shown.append(text if positional else f"{field.name}={text}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True)
 class Dense(Unit):
-    """A hidden matrix. `width` is the embedding width where that is not the fan-in (attention
-    output, MLP down).
+    """A hidden matrix. `width` is the embedding width, if that is not the fan-in (attention output,
+    MLP down).
 
     >>> print(Dense("4*n", "n"))
     Dense(4n, n)
@@ -133,7 +122,7 @@ class Dense(Unit):
 
 @dataclass(frozen=True)
 class Embedding(Unit):
-    """Token or position embedding: one of a fixed number of columns of length n is looked up."""
+    """Token or position embedding: looks up one of a fixed number of columns of length n."""
 
     n: Dimension
     grows_both_ways: ClassVar[bool] = False
@@ -147,7 +136,7 @@ class Embedding(Unit):
 
 @dataclass(frozen=True)
 class Readout(Unit):
-    """Unembedding: n features to a fixed number of logits, with 1/n in front."""
+    """Unembedding: n features to a fixed number of logits, multiplied by 1/n."""
 
     n: Dimension
     grows_both_ways: ClassVar[bool] = False
@@ -165,16 +154,15 @@ class Readout(Unit):
 
 @dataclass(frozen=True)
 class KeyValue(Unit):
-    """Key or value projection whose heads are each used by r query heads: (inner/r × n), repeated r
-    times.
+    """Key or value projection whose heads serve r query heads each: inner/r × n, repeated r times.
 
-    `inner` is heads × head_dim, n unless said otherwise.
+    `inner` is heads × head_dim (default: n).
 
     >>> print(KeyValue("n", "r"), KeyValue(576, 12, inner=768).shape())
     KeyValue(n, r) (64, 576)
     >>> KeyValue(768, 5)
     Traceback (most recent call last):
-    mupscale.errors.DimensionError: r=5 does not divide heads × head_dim = 768. Choose a divisor: 1, 2, 3, 4, 6, 8, …
+    mupscale.errors.DimensionError: r=5 does not divide heads × head_dim = 768. Choose 1, 2, ...
     """
 
     n: Dimension
@@ -187,11 +175,10 @@ class KeyValue(Unit):
         super().__post_init__()
         whole, parts = cast(Expr, self.inner), self.r
         if whole.is_Integer and parts.is_Integer and whole % parts:
-            few = ", ".join(str(d) for d in list(sympy.divisors(whole))[:6])
-            message = (
-                f"r={parts} does not divide heads × head_dim = {whole}. Choose a divisor: {few}, …"
+            few = ", ".join(map(str, sympy.divisors(whole)[:6]))
+            raise DimensionError(
+                f"r={parts} does not divide heads × head_dim = {whole}. Choose {few}, …"
             )
-            raise DimensionError(message)
 
     def shape(self) -> tuple[Expr, Expr]:
         return self.inner / self.r, self.n
@@ -204,9 +191,9 @@ class KeyValue(Unit):
         return Dense(self.inner, self.n)
 
     def gradient_norm(self) -> Expr:
-        # Each shared head sums the gradients of r query heads; taken as independent they add √r,
-        # which makes up for the √r that the smaller matrix lacks. Not in the paper: the one
-        # extrapolated step under SGD.
+        # A shared head sums the gradients of r query heads. If these are independent the sum is √r
+        # times as large, which makes up for the √r that the smaller matrix lacks. The paper does
+        # not cover this: it is the one extrapolated step under SGD.
         return self.reference().gradient_norm()
 
 
@@ -214,8 +201,8 @@ class KeyValue(Unit):
 class Residual(Unit):
     """A weight inside a residual branch, x + β·branch(x), of a network with L blocks.
 
-    `output=True` for the branch's last matrix (attention output, MLP down), which carries β; False
-    for the others, which only feel it through their gradient.
+    `output=True` is for the branch's last matrix (attention output, MLP down), which carries β. For
+    the others, only the gradient shrinks by β.
     """
 
     branch: Unit
@@ -247,7 +234,7 @@ class Residual(Unit):
 
 @dataclass(frozen=True)
 class Vector(Unit):
-    """A norm's gain or a bias: n numbers, set to a constant at the start and not decayed."""
+    """A norm's gain or a bias: n numbers that start at a constant and are not decayed."""
 
     n: Dimension
     initial: ClassVar[Initial] = "constant"
@@ -266,9 +253,7 @@ class Vector(Unit):
 
 @dataclass(frozen=True)
 class Fused(Unit):
-    """One matrix that holds the rows of q, k and v. Rows of k and v get a multiplier of their
-    own.
-    """
+    """One matrix with the rows of q, k and v. Rows of k and v get their own multiplier."""
 
     q: Unit
     k: Unit
@@ -284,27 +269,28 @@ class Fused(Unit):
 
 @dataclass(frozen=True)
 class LowRank(Dense):
-    """One factor of a low-rank projection, as in multi-head latent attention: down (rank × n) or up
-    (n × rank).
+    """One factor of a low-rank projection, as in multi-head latent attention: down (rank × n) or
+    up (n × rank).
     """
 
     standing: ClassVar[Standing] = "extrapolated"
     remark: ClassVar[str] = (
-        "each factor is taken as dense in its own fans, with a rank that grows in proportion to n; "
-        "their product then has the expected norm √(n_out/n_in)"
+        "each factor is treated as dense in its own fans, with a rank that grows in proportion to "
+        "n; their product then has the expected norm √(n_out/n_in)"
     )
 
 
 @dataclass(frozen=True)
 class Expert(Dense):
-    """A matrix of one expert of a mixture, which sees the share `active` of the tokens (active
-    experts / experts).
+    """A matrix of one expert of a mixture. It sees the share `active` of the tokens: active experts
+    / experts.
     """
 
     active: Expr = 1
     standing: ClassVar[Standing] = "extrapolated"
     remark: ClassVar[str] = (
-        "an expert is taken as dense in its own fans; its mean gradient shrinks with its tokens"
+        "an expert is treated as dense in its own fans; its mean gradient shrinks with its share "
+        "of the tokens"
     )
 
     def __post_init__(self) -> None:
@@ -317,7 +303,7 @@ class Expert(Dense):
         if share.is_number and not 0 < share <= 1:
             raise OptionError(
                 f"active={self.active} is not a share of the tokens. Give active / all experts, "
-                "say 2/8."
+                "such as 2/8."
             )
         object.__setattr__(self, "active", share)
 
@@ -330,13 +316,11 @@ class Expert(Dense):
 
 @dataclass(frozen=True)
 class Router(Readout):
-    """The matrix that scores the experts: n features to a fixed number of scores, treated as a
-    readout.
-    """
+    """The matrix that scores the experts, treated as a readout of a fixed number of scores."""
 
     standing: ClassVar[Standing] = "extrapolated"
     remark: ClassVar[str] = (
-        "a router is taken as a readout: a fixed number of scores from n aligned features"
+        "a router is treated as a readout: a fixed number of scores from n aligned features"
     )
 
 
@@ -351,7 +335,7 @@ class Adapter(Unit):
     grows_both_ways: ClassVar[bool] = False
     standing: ClassVar[Standing] = "extrapolated"
     remark: ClassVar[str] = (
-        "the rank is taken as fixed; a starts random, b at zero (compare LoRA+, Hayou et al. 2024)"
+        "the rank is assumed fixed; a starts random, b at zero (compare LoRA+, Hayou et al. 2024)"
     )
 
     def __post_init__(self) -> None:
@@ -389,7 +373,7 @@ NAMED: Mapping[str, Unit] = {
     "adapter-a": Adapter(_n, "a"),
     "adapter-b": Adapter(_n, "b"),
 }
-"""Each unit in symbols, by the name it has on the command line."""
+"""Units in symbols, by their name on the command line."""
 
 ALIASES: Mapping[str, str] = {
     **dict.fromkeys(["embed", "position"], "embedding"),
@@ -404,7 +388,7 @@ ALIASES: Mapping[str, str] = {
 
 
 def unit_named(name: str) -> Unit:
-    """The unit of that name, in symbols.
+    """The unit with this name, in symbols.
 
     >>> print(unit_named("unembed"))
     Readout(n)
