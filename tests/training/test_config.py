@@ -64,13 +64,13 @@ class TestReading:
         ("changes", "message"),
         [
             ({"modle": {}}, "Did you mean 'model'"),
-            ({"model": {}}, "width, depth, n_heads not given"),
+            ({"model": {}}, "width, depth, n_heads missing"),
             ({"model": {"name": "cpu_64_r3"}}, "Did you mean 'cpu_"),
             ({"model": {"name": "cpu_64_r2", "widht": 3}}, "Did you mean 'width'"),
             ({"model": {"name": "cpu_64_r2", "n_kv_heads": 3}}, "Choose a divisor of 4: 1, 2 or 4"),
             (
                 {"model": {"name": "cpu_64_r2", "width": "wide"}},
-                "model.width = 'wide' is of type str; expected int",
+                "model.width = 'wide' has type str; expected int",
             ),
             ({"model": 3}, "not a table"),
             ({"base": {"widht": 3}}, "Did you mean 'width'"),
@@ -80,7 +80,7 @@ class TestReading:
             ({"rule": {"depht": "1/L"}}, "Did you mean 'depth'"),
             ({"rule": {"depth": "1/n"}}, "unknown symbol 'n'"),
             ({"seed": -1}, "seed = -1"),
-            ({"seed": 1.5}, "seed = 1.5 is of type float; expected int"),
+            ({"seed": 1.5}, "seed = 1.5 has type float; expected int"),
             ({"optimizer": {"lr": -0.1}}, "optimizer.lr = -0.1"),
             ({"optimizer": {"lr": math.nan}}, "optimizer.lr = nan"),
             ({"optimizer": {"lr": True}}, "optimizer.lr = True"),
@@ -113,7 +113,7 @@ class TestReading:
         with pytest.raises(MupscaleError, match=message):
             RunConfig.load(path, {})
         path.write_text('data = "x"')
-        with pytest.raises(MupscaleError, match="not a table of settings"):
+        with pytest.raises(MupscaleError, match="not a table"):
             RunConfig.load(path, {"data.corpus": "y"})
 
 
@@ -163,7 +163,7 @@ class TestLengths:
         assert (found.steps, found.batch, found.warmup, found.tokens) == (7, 3, 2, 7 * 3 * 128)
 
     def test_a_batch_needs_a_number_or_a_rule_for_it(self):
-        with pytest.raises(MupscaleError, match=r"length\.batch is not given"):
+        with pytest.raises(MupscaleError, match=r"length\.batch is missing"):
             lengths(config(length={"steps": 7}))
 
 

@@ -100,7 +100,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(whole, tmp_path, before, aft
         path.unlink()
     result = train(cut, 1 if after == "none" else 2, after)
     assert result.returncode == 0, result.stderr
-    assert "going on after step 6" in result.stderr
+    assert "resuming after step 6" in result.stderr
     assert losses(cut) == pytest.approx(losses(whole("none")), abs=1e-5)
 
 

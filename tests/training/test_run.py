@@ -158,7 +158,7 @@ class TestResuming:
         assert caught.value.exit_status == 128 + number
         remarks = []
         run(config(), tmp_path / "a", remark=remarks.append)
-        assert remarks == ["going on after step 7"]
+        assert remarks == ["resuming after step 7"]
         assert (
             left(tmp_path / "a")["metrics.jsonl"]
             == self.undisturbed(tmp_path / "b")["metrics.jsonl"]
@@ -185,7 +185,7 @@ class TestResuming:
         remarks = []
         run(config(), tmp_path / "a", remark=remarks.append)
         assert "set aside as step-000000009.corrupt" in remarks[0]
-        assert remarks[1] == "going on after step 8"
+        assert remarks[1] == "resuming after step 8"
         assert (folder / "step-000000009.corrupt").exists()
         assert (
             left(tmp_path / "a")["metrics.jsonl"]
@@ -197,7 +197,7 @@ class TestResuming:
             run(config(), tmp_path, report=stop_at(9))
         for path in (tmp_path / "checkpoint").glob("*.safetensors"):
             spoil(path, "flipped")
-        with pytest.raises(StorageError, match=r"no checkpoint in .* is whole"):
+        with pytest.raises(StorageError, match=r"all checkpoints in .* are damaged"):
             run(config(), tmp_path)
 
     def test_another_config_in_the_same_folder_is_refused(self, tmp_path):

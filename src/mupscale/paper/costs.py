@@ -26,6 +26,7 @@ from mupscale.studies import StudyConfig
 from mupscale.studies.config import Cell
 from mupscale.studies.searching import ADAPTIVE_TRIALS, IN_FLIGHT, grid
 from mupscale.training import RunConfig, lengths
+from mupscale.training.devices import device_named
 from mupscale.training.preparation import Lengths, on_meta, optimizers, plan_for
 
 TIMED_PARAMETERS = 5_000_000
@@ -214,12 +215,7 @@ def timed_step(work: Work) -> float:
 
 def _place(config: RunConfig) -> tuple[str, torch.dtype]:
     """Device, and what it computes in."""
-    asked = config.machine.device
-    device = (
-        ("cuda" if torch.cuda.is_available() else "cpu")
-        if asked == "auto"
-        else torch.device(asked).type
-    )
+    device = device_named(config.machine.device).type
     halved = config.machine.precision == "bf16" and device != "cpu"
     return device, torch.bfloat16 if halved else torch.float32
 

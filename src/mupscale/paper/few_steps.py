@@ -24,6 +24,7 @@ from mupscale.paper.experiment import Cost, refuse_empty
 from mupscale.planning import Plan, plan
 from mupscale.targets import Family
 from mupscale.theory import Rule, rule_named
+from mupscale.training.devices import device_named
 
 HIDDEN = ("query", "key", "value", "attention_output", "mlp_in", "mlp_out")
 """The matrices whose both sides grow with the width, which the paper's claims are about."""
@@ -54,7 +55,7 @@ class Start:
         """The model with its weights drawn, where torch computes fastest, and its plan."""
         model, made = planned(self.family, self.width, self.base, self.rule)
         made.initialize_(model, std=self.std, seed=self.seed)
-        return model.to("cuda" if torch.cuda.is_available() else "cpu"), made
+        return model.to(device_named()), made
 
     def batches(self) -> Batches:
         corpus = open_corpus("python-stdlib")
@@ -174,8 +175,7 @@ def estimated(
 
 def _operations_a_second() -> float:
     """Of one worker: products of matrices that are neither small nor large, timed for a moment."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    square = torch.ones(256, 256, device=device)
+    square = torch.ones(256, 256, device=device_named())
     product = torch.mm(square, square)
     began = time.perf_counter()
     for _ in range(20):

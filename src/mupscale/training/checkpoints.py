@@ -1,7 +1,6 @@
-"""Checkpoints: safetensors and a manifest with its hash, written last. Nothing is unpickled.
+"""Checkpoints: safetensors, and a manifest with their hash that is written last. No pickles.
 
-Two are kept. One that is not whole or not what its manifest says is set aside, and the one before
-it is used.
+The last two are kept. A damaged one is set aside, and the one before it is used.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write the tensors, then the manifest; then drop what is older than the one before."""
+    """Write the tensors, then the manifest, then delete all but the last two checkpoints."""
     content = safetensors.torch.save(dict(checkpoint.tensors))
     name = f"step-{checkpoint.step:09d}"
     manifest = {
@@ -42,17 +41,16 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         "values": checkpoint.values,
     }
     write_whole(folder / f"{name}.safetensors", content)
-    write_whole(
-        folder / f"{name}.json", (json.dumps(manifest, indent=1, allow_nan=False) + "\n").encode()
-    )
+    text = json.dumps(manifest, indent=1, allow_nan=False) + "\n"
+    write_whole(folder / f"{name}.json", text.encode())
     for old in _manifests(folder)[KEPT:]:
         old.unlink(missing_ok=True)
         old.with_suffix(".safetensors").unlink(missing_ok=True)
 
 
 def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole, and what had to be set aside; None where there has never
-    been one.
+    """The newest intact checkpoint, or None if there never was one; and a remark for each damaged
+    one that was set aside.
     """
     remarks: list[str] = []
     for manifest in _manifests(folder):
@@ -62,9 +60,8 @@ def load_latest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         remarks.append(f"{manifest.name}: {problem}; set aside as {_set_aside(manifest)}")
     if remarks:
         raise StorageError(
-            f"no checkpoint in {folder} is whole: {'; '.join(remarks)}. Restore one from a copy, "
-            "or remove the folder "
-            "to begin anew."
+            f"all checkpoints in {folder} are damaged: {'; '.join(remarks)}. Restore one from a "
+            "copy, or remove the folder to start over."
         )
     return None, remarks
 
@@ -78,12 +75,10 @@ def _read(manifest: Path) -> tuple[str, Checkpoint | None]:
         described = json.loads(manifest.read_bytes())
         content = manifest.with_suffix(".safetensors").read_bytes()
     except (OSError, ValueError) as error:
-        return f"cannot be read ({error})", None
-    if (
-        len(content) != described["size"]
-        or hashlib.sha256(content).hexdigest() != described["sha256"]
-    ):
-        return "its tensors are not those that were written", None
+        return f"could not be read ({error})", None
+    expected = described["size"], described["sha256"]
+    if (len(content), hashlib.sha256(content).hexdigest()) != expected:
+        return "its tensors changed since they were written", None
     return "", Checkpoint(described["step"], safetensors.torch.load(content), described["values"])
 
 

@@ -1,4 +1,4 @@
-"""What a run is: a small tree of frozen values, from TOML and flags, checked once."""
+"""The config of a run: a small tree of frozen values, from TOML and flags, checked once."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Base values: what the base was tuned to."""
+    """Values tuned on the base model."""
 
     name: str = "adamw"
     lr: float = 2**-7
@@ -36,30 +36,30 @@ class OptimizerConfig:
     momentum: float = 0.9
     std: float = 0.02
     decay: str | None = None
-    "lr_coupled, independent or l2; what the optimizer does, unless said."
+    "lr_coupled, independent or l2 (default: the optimizer's own)."
     adamw_lr: float | None = None
-    "Beside Muon, the rate of what AdamW trains; `lr` unless said."
+    "Learning rate of the parameters that AdamW trains beside Muon (default: `lr`)."
     clip: float | None = None
-    "Of the gradients' norm, as the base would have it; off unless given."
+    "Maximum gradient norm, in the base's units (default: no clipping)."
     multipliers: Literal["fold", "hook"] = "fold"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthConfig:
-    """How long, and in which batches: numbers, or the rules that give them."""
+    """Steps and batch size: numbers, or the rules that give them."""
 
     steps: int | None = None
     tokens_per_parameter: float | None = None
-    "Tokens for each non-embedding parameter, where `steps` is not given."
+    "Tokens per non-embedding parameter; sets `steps` if that is left out."
     batch: int | None = None
-    "Sequences in a step, over all ranks; by the batch rule unless given."
+    "Sequences per step, over all ranks (default: by the batch rule)."
     batch_rule: BatchRule = "table"
     warmup: int | None = None
-    "Steps; by the rule (2 %, at most 375 million tokens) unless given."
+    "Steps (default: 2 %, at most 375 million tokens)."
     floor: float = 0.0
-    "Of the rate, at the end of the cosine."
+    "Share of the learning rate that is left at the end of the cosine."
     accumulate: int = 1
-    "Slices of a batch, one after the other."
+    "Slices of a batch to accumulate gradients over."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +73,9 @@ class Machine:
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     log_every: int = 1
-    "Steps between lines of metrics."
+    "Steps between two rows of metrics."
     eval_every: int | None = None
-    "Steps between evaluations; at the end only, unless given."
+    "Steps between evaluations (default: only at the end)."
     eval_batches: int = 16
     checkpoint_every: int = 100
     tensorboard: bool = False
@@ -83,8 +83,8 @@ class Recording:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One training run. `base` holds the dimensions in which the tuned base differs from the
-    model.
+    """One training run. `base` holds the dimensions in which the base, the model you tuned,
+    differs from `model`.
     """
 
     model: GPTConfig
@@ -101,22 +101,18 @@ class RunConfig:
         _check(self)
 
     def base_model(self) -> GPTConfig:
-        """The shape that was tuned: the model's with `base` put in. Heads follow a new width at the
-        same size and r.
-        """
+        """The tuned model: `model` with `base` applied. Heads keep their size and r."""
         return self.model.resized(**self.base)
 
     def to_dict(self) -> dict[str, Any]:
-        return _without_none(dataclasses.asdict(self) | {"rule": self.rule.to_dict()})
+        return _plain(dataclasses.asdict(self) | {"rule": self.rule.to_dict()})
 
     def to_toml(self) -> str:
         return toml.dumps(self.to_dict())
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":
-        """From the tables of a TOML file. `model` may name a configuration and change some of
-        it.
-        """
+        """From the tables of a TOML file. `model` may start from a named configuration."""
         given = dict(values)
         settings.known("setting", given, [f.name for f in dataclasses.fields(RunConfig)])
         return RunConfig(
@@ -129,15 +125,13 @@ class RunConfig:
 
     @staticmethod
     def load(path: Path | None, overrides: Mapping[str, Any]) -> "RunConfig":
-        """From a file with dotted overrides put over it: {"model.n_kv_heads": 2}."""
+        """From a file, with dotted overrides such as {"model.n_kv_heads": 2}."""
         values = {} if path is None else settings.read_toml(path)
         for dotted, value in overrides.items():
             table, _, key = dotted.rpartition(".")
             place = values.setdefault(table, {}) if table else values
             if not isinstance(place, dict):
-                raise OptionError(
-                    f"--{dotted}: {table} is {place!r} in {path}, and not a table of settings."
-                )
+                raise OptionError(f"--{dotted}: {table} is {place!r} in {path}, not a table.")
             cast(dict[str, Any], place)[key] = value
         return RunConfig.from_dict(values)
 
@@ -152,30 +146,24 @@ SECTIONS: dict[str, type[Any]] = {
 
 
 def _model(values: Any) -> GPTConfig:
-    if isinstance(values, str):
-        values = {"name": values}
-    table = settings.table("model", values)
-    named = table.pop("name", None)
+    table = settings.table("model", {"name": values} if isinstance(values, str) else values)
+    name, hints = table.pop("name", None), get_type_hints(GPTConfig)
     fields = [f.name for f in dataclasses.fields(GPTConfig)]
     settings.known("setting in model", table, ["name", *fields])
-    hints = get_type_hints(GPTConfig)
-    checked = {
-        key: settings.typed(f"model.{key}", value, hints[key]) for key, value in table.items()
-    }
-    if named is not None:
-        return dataclasses.replace(configuration(str(named)).model, **checked)
-    missing = [name for name in ("width", "depth", "n_heads") if name not in checked]
+    checked = {key: settings.typed(f"model.{key}", v, hints[key]) for key, v in table.items()}
+    if name is not None:
+        return dataclasses.replace(configuration(str(name)).model, **checked)
+    missing = [key for key in ("width", "depth", "n_heads") if key not in checked]
     if missing:
         raise OptionError(
-            f"model: {', '.join(missing)} not given. Set them, or name a configuration: model.name "
-            '= "cpu_64_r2" '
-            "(mupscale models lists them)."
+            f"model: {', '.join(missing)} missing. Set them, or name a configuration: "
+            'model.name = "cpu_64_r2" (mupscale models lists them).'
         )
     return GPTConfig(**checked)
 
 
 def rule_from(value: Any) -> Rule:
-    """A rule by name or file, or one's own as a table of its choices."""
+    """A rule by name or file, or your own as a table of its choices."""
     if isinstance(value, str):
         return rule_named(value)
     table = settings.table("rule", value)
@@ -185,61 +173,61 @@ def rule_from(value: Any) -> Rule:
     return Rule.from_dict({"name": "own"} | {key: str(v) for key, v in table.items()})
 
 
+_DIMENSIONS = ("width", "depth", "n_heads", "n_kv_heads", "head_dim", "d_ff", "r")
+
+
 def _base(value: Any) -> dict[str, int]:
     table = settings.table("base", value)
-    settings.known(
-        "setting in base",
-        table,
-        ["width", "depth", "n_heads", "n_kv_heads", "head_dim", "d_ff", "r"],
-    )
+    settings.known("setting in base", table, _DIMENSIONS)
     return {key: settings.typed(f"base.{key}", number, int) for key, number in table.items()}
 
 
 def _check(config: RunConfig) -> None:
-    """What the types cannot say, before anything is allocated."""
-    numbers = dataclasses.asdict(config.optimizer)
+    """Check what types cannot express, before anything is allocated."""
+    chosen, length, record, model = config.optimizer, config.length, config.record, config.model
     for name in ("lr", "weight_decay", "eps", "std", "clip", "adamw_lr"):
-        value = numbers[name]
-        least = "above" if name in ("eps", "std", "clip") else "at least"
-        if value is not None and (
-            not math.isfinite(value) or value < 0 or (value == 0 and least == "above")
-        ):
-            raise OptionError(f"optimizer.{name} = {value} must be a finite number {least} 0.")
-    if optimizer_named(config.optimizer.name).name not in RUNNABLE:
-        raise UnknownNameError("optimizer for a run", config.optimizer.name, RUNNABLE)
-    if config.optimizer.decay is not None and config.optimizer.decay not in DECAYS:
-        raise UnknownNameError("optimizer.decay", config.optimizer.decay, DECAYS)
-    length, record = config.length, config.record
-    counts = {"data.sequence": config.data.sequence, "length.steps": length.steps, "length.batch": length.batch,
-              "length.accumulate": length.accumulate, "record.log_every": record.log_every,
-              "record.eval_every": record.eval_every, "record.eval_batches": record.eval_batches,
-              "record.checkpoint_every": record.checkpoint_every}  # fmt: skip
+        value = getattr(chosen, name)
+        above = name in ("eps", "std", "clip")
+        fine = value is None or (math.isfinite(value) and (value > 0 if above else value >= 0))
+        if not fine:
+            bound = "above" if above else "at least"
+            raise OptionError(f"optimizer.{name} = {value} must be a finite number {bound} 0.")
+    if optimizer_named(chosen.name).name not in RUNNABLE:
+        raise UnknownNameError("optimizer for a run", chosen.name, RUNNABLE)
+    if chosen.decay is not None and chosen.decay not in DECAYS:
+        raise UnknownNameError("optimizer.decay", chosen.decay, DECAYS)
+    counts = {
+        "data.sequence": config.data.sequence,
+        **{f"length.{key}": getattr(length, key) for key in ("steps", "batch", "accumulate")},
+        **{
+            f"record.{key}": getattr(record, key)
+            for key in ("log_every", "eval_every", "eval_batches", "checkpoint_every")
+        },
+    }
     for name, value in counts.items():
         if value is not None and value < 1:
             raise DimensionError(f"{name} = {value} must be at least 1.")
     if length.warmup is not None and length.warmup < 0:
         raise DimensionError(f"length.warmup = {length.warmup} must be at least 0.")
     if not 0 <= length.floor <= 1:
-        raise OptionError(f"length.floor = {length.floor} is a share of the rate: from 0 to 1.")
+        raise OptionError(f"length.floor = {length.floor} must be from 0 to 1.")
     if length.steps is None and length.tokens_per_parameter is None:
         raise OptionError("length: give steps, or tokens_per_parameter.")
     if config.seed < 0:
         raise OptionError(f"seed = {config.seed} must be at least 0.")
-    if config.data.sequence > config.model.context and config.model.positions == "learned":
+    if config.data.sequence > model.context and model.positions == "learned":
         raise DimensionError(
             f"data.sequence = {config.data.sequence} is longer than model.context = "
-            f"{config.model.context}."
+            f"{model.context}."
         )
     config.base_model()
 
 
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _plain(value) for key, value in values.items() if value is not None}
-
-
 def _plain(value: Any) -> Any:
+    """Without None, which TOML does not have."""
     if isinstance(value, Mapping):
-        return _without_none(cast(Mapping[str, Any], value))
+        items = cast(Mapping[str, Any], value).items()
+        return {key: _plain(item) for key, item in items if item is not None}
     return list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else value
 
 

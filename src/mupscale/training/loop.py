@@ -1,11 +1,11 @@
-"""`run`: one training run, from a config to a record. Kill it at any time and run it again."""
+"""`run`: one training run, from a config to a record. It can be killed at any time and resumed."""
 
 import json
 import math
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from mupscale.data import Batches, Corpus, ValidationBatches, open_corpus
 from mupscale.errors import InterruptedRunError, OptionError
 from mupscale.planning import Plan
 from mupscale.reading.structure import bare, bare_name
-from mupscale.records import write_whole
+from mupscale.records import finite, write_whole
 from mupscale.training import checkpoints
 from mupscale.training.config import RunConfig, changed_settings
 from mupscale.training.metrics import Board, MetricsFile, read_lines
@@ -39,12 +39,12 @@ Status = Literal["finished", "diverged"]
 Report = Callable[["RunProgress"], None]
 
 DIVERGED_AT = 2.0
-"""A loss this many times the first one is far above its start, and does not come back."""
+"""A loss this many times the first one counts as diverged: such runs do not recover."""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Where a run stands."""
+    """Progress of a run, for a progress bar."""
 
     step: int
     steps: int
@@ -54,7 +54,7 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What came out of a run. Losses are None where they are not finite."""
+    """The result of a run. A loss that is not finite is None."""
 
     status: Status
     step: int
@@ -75,12 +75,10 @@ def run(
     remark: Callable[[str], None] | None = None,
     preparing: Callable[[int], None] | None = None,
 ) -> RunRecord:
-    """Train, or go on where a run of the same config in this folder stopped; a finished one is read
-    back.
+    """Train, or resume a run of the same config in this folder; a finished run is read back.
 
-    `report` hears of progress, `remark` of what a reader should know (a resume, a checkpoint that
-    was set aside), and `preparing` of documents as they are made into tokens, where a corpus has to
-    be prepared.
+    `report` is called with the progress, `remark` with messages for the user (a resume, a damaged
+    checkpoint), and `preparing` with the number of documents just tokenized.
     """
     folder = Path(folder)
     finished = _finished(folder, config)
@@ -96,29 +94,28 @@ def run(
 
 
 def _finished(folder: Path, config: RunConfig) -> RunRecord | None:
-    """The record of a run that is done. A folder that holds a run of another config is refused."""
-    settled = folder / "config.toml"
-    if settled.exists() and _has_begun(folder):
-        changed = changed_settings(RunConfig.load(settled, {}), config)
+    """The record of a finished run. A folder with a run of another config raises an error."""
+    saved = folder / "config.toml"
+    if saved.exists() and _has_begun(folder):
+        changed = changed_settings(RunConfig.load(saved, {}), config)
         if changed:
             raise OptionError(
                 f"{folder} holds a run of another config ({'; '.join(changed)}). Choose another "
-                "folder, or the "
-                "settings that it was begun with."
+                "folder, or the original settings."
             )
     path = folder / "record.json"
     return RunRecord(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def _has_begun(folder: Path) -> bool:
-    """Whether there is anything that another config would spoil."""
+    """Whether the folder holds results, which another config must not overwrite."""
     return any((folder / name).exists() for name in ("metrics.jsonl", "checkpoint", "record.json"))
 
 
 @contextmanager
 def _stoppable() -> Generator[Callable[[], int]]:
-    """Ctrl-C and SIGTERM wait for the step to end; the function yielded says which has come, or
-    0.
+    """Let the current step finish after Ctrl-C or SIGTERM. Yields a function that returns the
+    signal received, or 0.
     """
     received: list[int] = []
     try:
@@ -126,7 +123,7 @@ def _stoppable() -> Generator[Callable[[], int]]:
             number: signal.signal(number, lambda number, _: received.append(number))
             for number in (signal.SIGINT, signal.SIGTERM)
         }
-    except ValueError:  # not the main thread, where signals cannot be caught
+    except ValueError:  # signals can only be caught in the main thread
         before = {}
     try:
         yield lambda: received[0] if received else 0
@@ -150,14 +147,13 @@ class _Training:
         self.config, self.folder, self.corpus = config, folder, corpus
         self.processes, self.stop, self.remark = processes, stop, remark
         self.lengths: Lengths = lengths(config)
-        sequence = config.data.sequence
-        self.batches = Batches(
-            self.corpus, batch=self.lengths.batch, sequence=sequence, seed=config.seed
+        batch, sequence = self.lengths.batch, config.data.sequence
+        self.batches = Batches(corpus, batch=batch, sequence=sequence, seed=config.seed)
+        self.validation = ValidationBatches(
+            corpus, min(batch, 16), sequence, config.record.eval_batches
         )
-        rows = min(self.lengths.batch, 16)
-        self.validation = ValidationBatches(self.corpus, rows, sequence, config.record.eval_batches)
         self.plan: Plan = plan_for(config)
-        self._settle()
+        self._write_config()
         model = shared(on_meta(config.model), config.machine, processes)
         self.plan.initialize_(model, std=config.optimizer.std, seed=config.seed)
         self.model: nn.Module = model
@@ -169,8 +165,7 @@ class _Training:
         self.step, self.first_loss = 0, math.nan
         self._resume()
 
-    def _settle(self) -> None:
-        """Write down what is being run, before anything is."""
+    def _write_config(self) -> None:
         if self.processes.first and not _has_begun(self.folder):
             write_whole(self.folder / "plan.json", self.plan.to_json().encode())
             write_whole(self.folder / "config.toml", self.config.to_toml().encode())
@@ -186,18 +181,18 @@ class _Training:
             fill_(tensor, checkpoint.tensors[f"model/{name}"])
         load_optimizer_state_(self.optimizers, checkpoint.tensors)
         self.step, self.first_loss = checkpoint.step, checkpoint.values["first_loss"]
-        self.remark(f"going on after step {self.step}")
+        self.remark(f"resuming after step {self.step}")
 
     def run(self, report: Report) -> RunRecord:
-        board = Board(self.folder / "tensorboard", self.step) if self._wants_board() else None
-        metrics = (
-            MetricsFile(self.folder / "metrics.jsonl", self.step) if self.processes.first else None
-        )
+        metrics = board = None
+        if self.processes.first:
+            metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
+            if self.config.record.tensorboard:
+                board = Board(self.folder / "tensorboard", self.step)
         try:
             for row in self._rows(report):
-                if metrics is not None and (
-                    self._is_due(self.config.record.log_every) or len(row) > 2
-                ):
+                due = self._is_due(self.config.record.log_every) or len(row) > 2
+                if metrics is not None and due:
                     metrics.append(row)
                 if board is not None:
                     board.add(row)
@@ -213,30 +208,23 @@ class _Training:
                 if file is not None:
                     file.close()
 
-    def _wants_board(self) -> bool:
-        return self.processes.first and self.config.record.tensorboard
-
     def _rows(self, report: Report) -> Iterator[dict[str, Any]]:
-        """A row of metrics for each step, the loss of the diverging one included."""
+        """One row of metrics per step, including the step that diverges."""
         while self.step < self.lengths.steps:
             began = time.perf_counter()
             loss = self._train_step()
             if self.step == 0:
                 self.first_loss = loss
             self.step += 1
-            row: dict[str, Any] = {"step": self.step, "loss": _finite(loss)}
-            diverged = not math.isfinite(loss) or loss > DIVERGED_AT * self.first_loss
-            if diverged:
+            row: dict[str, Any] = {"step": self.step, "loss": finite(loss)}
+            if not math.isfinite(loss) or loss > DIVERGED_AT * self.first_loss:
                 yield row | {"diverged": True}
                 return
             if self._is_due(self.config.record.eval_every) or self.step == self.lengths.steps:
-                row["validation_loss"] = _finite(self._evaluate())
+                row["validation_loss"] = finite(self._evaluate())
             tokens = self.lengths.batch * self.config.data.sequence
-            report(
-                RunProgress(
-                    self.step, self.lengths.steps, loss, tokens / (time.perf_counter() - began)
-                )
-            )
+            speed = tokens / (time.perf_counter() - began)
+            report(RunProgress(self.step, self.lengths.steps, loss, speed))
             yield row
 
     def _is_due(self, every: int | None) -> bool:
@@ -247,9 +235,11 @@ class _Training:
         factor = self.schedule.at(self.step)
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = group["initial_lr"] * factor
+        rank, ranks = self.processes.rank, self.processes.ranks
         total = torch.zeros((), device=self.processes.device)
         for micro in range(micros):
-            loss = self._loss(micro, micros) / micros
+            batch = self.batches.at(self.step, rank=rank, ranks=ranks, micro=micro, micros=micros)
+            loss = self._loss(batch.inputs, batch.targets) / micros
             loss.backward()
             total += loss.detach()
         if self.config.optimizer.clip is not None:
@@ -259,37 +249,25 @@ class _Training:
             optimizer.zero_grad(set_to_none=True)
         return self.processes.mean(total).item()
 
-    def _loss(self, micro: int, micros: int) -> Tensor:
-        rank, ranks = self.processes.rank, self.processes.ranks
-        batch = self.batches.at(self.step, rank=rank, ranks=ranks, micro=micro, micros=micros)
-        return self._forward(batch.inputs, batch.targets)
-
-    def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         device = self.processes.device
-        with self._precision():
+        in_bf16 = self.config.machine.precision == "bf16"
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=in_bf16):
             return self.forward(
                 inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
             )
 
-    def _precision(self) -> Any:
-        if self.config.machine.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.processes.device.type, dtype=torch.bfloat16)
-
     @torch.no_grad()
     def _evaluate(self) -> float:
-        """The mean over the fixed windows; every rank does all of them, so that the number is the
-        same.
+        """The mean over the fixed windows. All ranks compute all of them, for the same number.
 
-        No more at once than a rank trains on at once: memory was made to hold that.
+        A forward pass takes no more rows than a training step, whose memory is known to suffice.
         """
         rows = max(1, self.lengths.batch // (self.config.length.accumulate * self.processes.ranks))
         total = torch.zeros((), dtype=torch.float64, device=self.processes.device)
         for batch in self.validation:
             parts = zip(batch.inputs.split(rows), batch.targets.split(rows), strict=True)
-            total += sum(
-                self._forward(*part).double() * (len(part[0]) / len(batch.inputs)) for part in parts
-            )
+            total += sum(self._loss(*p).double() * (len(p[0]) / len(batch.inputs)) for p in parts)
         return (total / len(self.validation)).item()
 
     def _save(self, metrics: MetricsFile | None) -> None:
@@ -297,10 +275,8 @@ class _Training:
         tensors |= optimizer_state(self.optimizers)
         if metrics is not None:
             metrics.sync()
-            values = {"first_loss": self.first_loss}
-            checkpoints.save(
-                self.folder / "checkpoint", checkpoints.Checkpoint(self.step, tensors, values)
-            )
+            state = checkpoints.Checkpoint(self.step, tensors, {"first_loss": self.first_loss})
+            checkpoints.save(self.folder / "checkpoint", state)
         self.processes.wait()
 
     def _record(self, metrics: MetricsFile | None) -> RunRecord:
@@ -322,15 +298,10 @@ class _Training:
             config=self.config.to_dict(),
         )
         if self.processes.first:
-            write_whole(
-                self.folder / "record.json", (json.dumps(asdict(record), indent=1) + "\n").encode()
-            )
+            text = json.dumps(asdict(record), indent=1) + "\n"
+            write_whole(self.folder / "record.json", text.encode())
         return record
 
 
 def _named(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [(bare_name(name), tensor) for name, tensor in bare(model).named_parameters()]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -1,5 +1,5 @@
-"""Metrics as JSON lines that only grow: repaired before anything is appended, cut back to a
-checkpoint on resume.
+"""Metrics as append-only JSON lines: repaired before the first append, cut back to the checkpoint
+on resume.
 """
 
 import json
@@ -13,7 +13,7 @@ from mupscale.records import read_lines, write_whole
 
 
 class MetricsFile:
-    """An open metrics file that holds nothing beyond `step`."""
+    """An open metrics file without rows after `step`."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
@@ -29,11 +29,11 @@ class MetricsFile:
             self._file.flush()
         except OSError as error:
             raise StorageError(
-                f"could not write {self.path}: {error.strerror or error}. Free some room."
+                f"could not write {self.path}: {error.strerror or error}. Free some disk space."
             ) from error
 
     def sync(self) -> None:
-        """On disk before a checkpoint says that it is."""
+        """Flush to disk, before a checkpoint that relies on it."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -46,7 +46,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 class Board:
-    """The same numbers for TensorBoard, which is imported only here."""
+    """The same numbers for TensorBoard, which only this class imports."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:

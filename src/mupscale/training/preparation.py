@@ -1,4 +1,4 @@
-"""From a config to what is trained: the plan, the optimizers, the number of steps."""
+"""From a config to the plan, the optimizers and the number of steps."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from mupscale.training.processes import like, whole
 
 @dataclass(frozen=True)
 class Lengths:
-    """What a config's rules come to."""
+    """Steps, batch and warmup in numbers, after a config's rules."""
 
     steps: int
     batch: int
@@ -37,27 +37,21 @@ class Lengths:
 
 
 def lengths(config: RunConfig) -> Lengths:
-    """Steps, batch and warmup in numbers."""
-    sequence, asked = config.data.sequence, config.length
-    parameters = parameter_counts(config.model).non_embedding
-    tokens = (
-        None
-        if asked.tokens_per_parameter is None
-        else round(asked.tokens_per_parameter * parameters)
-    )
-    batch = asked.batch
+    sequence, length = config.data.sequence, config.length
+    batch, steps, warmup, tokens = length.batch, length.steps, length.warmup, None
+    if length.tokens_per_parameter is not None:
+        parameters = parameter_counts(config.model).non_embedding
+        tokens = round(length.tokens_per_parameter * parameters)
     if batch is None:
         if tokens is None:
             raise DimensionError(
-                "length.batch is not given, and its rule needs length.tokens_per_parameter."
+                "length.batch is missing, and its rule needs length.tokens_per_parameter."
             )
-        batch = max(1, batch_sequences(tokens, asked.batch_rule) * SEQUENCE_TOKENS // sequence)
-    steps = (
-        asked.steps
-        if asked.steps is not None
-        else max(1, round((tokens or 0) / (batch * sequence)))
-    )
-    warmup = asked.warmup if asked.warmup is not None else warmup_iterations(steps, batch, sequence)
+        batch = max(1, batch_sequences(tokens, length.batch_rule) * SEQUENCE_TOKENS // sequence)
+    if steps is None:
+        steps = max(1, round((tokens or 0) / (batch * sequence)))
+    if warmup is None:
+        warmup = warmup_iterations(steps, batch, sequence)
     return Lengths(steps, batch, warmup, steps * batch * sequence)
 
 
@@ -67,7 +61,7 @@ def on_meta(config: GPTConfig) -> GPT:
 
 
 def plan_for(config: RunConfig) -> Plan:
-    """What each parameter gets, relative to the config's base."""
+    """The plan of a run, relative to its base."""
     chosen = config.optimizer
     return plan(
         on_meta(config.model),
@@ -82,9 +76,8 @@ def plan_for(config: RunConfig) -> Plan:
 def check_vocabulary(config: RunConfig, corpus: Corpus) -> None:
     if corpus.vocabulary > config.model.vocabulary:
         raise DimensionError(
-            f"{corpus.name} has a vocabulary of {corpus.vocabulary}, and the model one of "
-            f"{config.model.vocabulary}. "
-            f"Set model.vocabulary to at least {corpus.vocabulary}."
+            f"{corpus.name} has a vocabulary of {corpus.vocabulary}, but the model's is "
+            f"{config.model.vocabulary}. Set model.vocabulary to at least {corpus.vocabulary}."
         )
 
 
@@ -109,7 +102,7 @@ def _built(row: OptimizerRow, groups: list[dict[str, Any]], chosen: OptimizerCon
 
 
 def optimizer_state(steppers: list[Optimizer]) -> dict[str, Tensor]:
-    """Every tensor of the optimizers, whole, by the name of its parameter."""
+    """Every tensor of the optimizers, gathered, by the name of its parameter."""
     found: dict[str, Tensor] = {}
     for optimizer in steppers:
         for group in optimizer.param_groups:
@@ -120,7 +113,7 @@ def optimizer_state(steppers: list[Optimizer]) -> dict[str, Tensor]:
 
 
 def load_optimizer_state_(steppers: list[Optimizer], saved: Mapping[str, Tensor]) -> None:
-    """The same back, on any number of ranks."""
+    """Restore `optimizer_state`, on any number of ranks."""
     by_parameter: dict[str, dict[str, Tensor]] = {}
     for key, value in saved.items():
         kind, _, rest = key.partition("/")

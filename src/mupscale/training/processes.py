@@ -1,5 +1,5 @@
-"""One process or many: which rank this is, how a model is shared, and how its tensors come together
-again.
+"""One process or many: this process's rank, how a model is sharded, and how its tensors are
+gathered.
 """
 
 import os
@@ -18,11 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 from mupscale.errors import OptionError
 from mupscale.models import GPT
 from mupscale.training.config import Machine
+from mupscale.training.devices import device_named
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of the processes that torchrun started this is."""
+    """The place of this process among those that torchrun started."""
 
     rank: int
     ranks: int
@@ -39,7 +40,7 @@ class Processes:
         return value
 
     def agreed(self, number: int) -> int:
-        """The largest number that any rank has, so that all do the same: a signal may reach some a
+        """The largest number of all ranks, so that all act alike: a signal may reach some ranks a
         step later.
         """
         if self.ranks == 1:
@@ -55,20 +56,24 @@ class Processes:
 
 @contextmanager
 def joined(machine: Machine) -> Generator[Processes]:
-    """Join the process group that torchrun's environment describes; alone where there is none."""
+    """Join the process group described by torchrun's environment variables, if there is one."""
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    device = _device(machine.device)
+    device = device_named(machine.device)
+    if device.type == "cuda":
+        if device.index is None:
+            device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
     if ranks > 1 and machine.shard == "none":
         raise OptionError(
-            f"{ranks} processes and machine.shard = none: choose ddp or fsdp (--shard ddp)."
+            f"{ranks} processes, but machine.shard = none. Choose ddp or fsdp (--shard ddp)."
         )
     if machine.shard == "none":
         yield Processes(0, 1, device)
         return
     if "WORLD_SIZE" not in os.environ:
         raise OptionError(
-            f"machine.shard = {machine.shard} needs processes: start with torchrun -m mupscale "
-            "train …."
+            f"machine.shard = {machine.shard} needs several processes. Start them with torchrun -m "
+            "mupscale train …"
         )
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
@@ -77,60 +82,48 @@ def joined(machine: Machine) -> Generator[Processes]:
         dist.destroy_process_group()
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    return device
-
-
 def shared(model: GPT, machine: Machine, processes: Processes) -> nn.Module:
-    """The model as these processes hold it, with weights yet to be drawn."""
+    """The model on this process's device, wrapped or sharded, with uninitialized weights."""
     if machine.shard == "fsdp":
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
     model.to_empty(device=processes.device)
     if machine.shard == "ddp":
-        # Every rank draws the same weights, so there is nothing to broadcast but what DDP does
-        # anyway.
+        # Every rank draws the same weights, so none have to be broadcast.
         return DistributedDataParallel(model)
     return model
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor on the CPU, gathered from all ranks if it is sharded. Every rank must ask."""
+    """A tensor on the CPU, gathered from all ranks if it is sharded. Every rank must call this."""
     full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return full.detach().cpu().contiguous()
 
 
 @torch.no_grad()
 def fill_(tensor: Tensor, value: Tensor) -> None:
-    """Set a tensor, or this rank's share of it, to what a whole one holds."""
+    """Set a tensor, or this rank's shard of it, from the whole value."""
     (tensor.to_local() if isinstance(tensor, DTensor) else tensor).copy_(_share(tensor, value))
 
 
 def like(parameter: Tensor, value: Tensor) -> Tensor:
-    """A tensor of an optimizer's state, placed as its parameter is."""
+    """A tensor of an optimizer's state, placed like its parameter."""
     if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
         return value.to(parameter.device) if value.ndim else value
     local = _share(parameter, value).to(parameter.device).clone()
+    mesh, placements = parameter.device_mesh, parameter.placements
     return DTensor.from_local(
-        local, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
-        stride=parameter.stride(),
-    )  # fmt: skip
+        local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
 
 
 def _share(tensor: Tensor, value: Tensor) -> Tensor:
-    """The share of a whole value that is this rank's. Nothing is sent: every rank has the whole."""
+    """The shard of this rank. Nothing is sent: every rank has the whole value."""
     if not isinstance(tensor, DTensor):
         return value
     shape, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
-    return value[
-        tuple(slice(start, start + length) for start, length in zip(offset, shape, strict=True))
-    ]
+    ends = zip(offset, shape, strict=True)
+    return value[tuple(slice(start, start + length) for start, length in ends)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cosine:
-    """A factor on each group's initial rate: up to 1 over `warmup` steps, then down to `floor` at
+    """A factor on each group's learning rate: up to 1 over `warmup` steps, then down to `floor` at
     the last step.
 
     >>> schedule = Cosine(steps=100, warmup=10, floor=0.1)
@@ -19,7 +19,7 @@ class Cosine:
     floor: float = 0.0
 
     def at(self, step: int) -> float:
-        """The factor for the step of that number, counted from 0."""
+        """The factor at a step, counted from 0."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         done = (step - self.warmup) / max(1, self.steps - 1 - self.warmup)

@@ -1,6 +1,4 @@
-"""Settings from TOML into frozen values: unknown keys and wrong types are errors that name the
-key.
-"""
+"""From TOML to frozen values: unknown keys and wrong types raise errors that name the key."""
 
 import dataclasses
 import tomllib
@@ -15,15 +13,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(
-            f"{path}: {error.strerror or error}. Name a TOML file that holds the config."
-        ) from error
+        raise OptionError(f"{path}: {error.strerror or error}. Name a TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} is not TOML: {error}.") from error
 
 
 def section(name: str, kind: type[Any], value: Any) -> Any:
-    """A table of settings as the frozen value that holds them."""
+    """A table of settings as an instance of its dataclass."""
     given = table(name, value)
     known(f"setting in {name}", given, [f.name for f in dataclasses.fields(kind)])
     hints = get_type_hints(kind)
@@ -32,24 +28,20 @@ def section(name: str, kind: type[Any], value: Any) -> Any:
 
 def table(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise OptionError(
-            f"{name} = {value!r} is not a table. Write [{name}] and its settings below."
-        )
+        raise OptionError(f"{name} = {value!r} is not a table. Write [{name}] and settings below.")
     return dict(cast(Mapping[str, Any], value))
 
 
 def known(kind: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Refuse a key that is none of these."""
+    """Raise an error for a key that is none of these."""
     for key in given:
         if key not in names:
             raise UnknownNameError(kind, key, names)
 
 
 def typed(name: str, value: Any, hint: Any) -> Any:
-    """The value as its type has it: whole numbers also serve as numbers, lists as pairs."""
-    kinds = (
-        get_args(hint) if get_origin(hint) is not None and type(None) in get_args(hint) else (hint,)
-    )
+    """The value as its declared type: an integer may stand for a float, a list for a tuple."""
+    kinds = get_args(hint) if type(None) in get_args(hint) else (hint,)
     for kind in kinds:
         if kind is type(None) and value is None:
             return None
@@ -63,7 +55,7 @@ def typed(name: str, value: Any, hint: Any) -> Any:
             return tuple(float(item) for item in cast(list[float], value))
         if isinstance(kind, type) and type(value) is kind:
             return value
-    wanted = " or ".join(
-        getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None)
+    names = [getattr(kind, "__name__", str(kind)) for kind in kinds if kind is not type(None)]
+    raise OptionError(
+        f"{name} = {value!r} has type {type(value).__name__}; expected {' or '.join(names)}."
     )
-    raise OptionError(f"{name} = {value!r} is of type {type(value).__name__}; expected {wanted}.")

@@ -1,6 +1,4 @@
-"""TOML out: tables of plain values, which is all that a config holds. (Python reads TOML, and does
-not write it.)
-"""
+"""Write TOML: tables of plain values, which is all that a config holds. Python only reads TOML."""
 
 import json
 import math
@@ -10,10 +8,10 @@ from typing import Any, cast
 
 
 def dumps(values: Mapping[str, Any]) -> str:
-    """Plain values first, then one table for each mapping, those inside of it included; None is
-    left out.
+    """Plain values first, then one table per mapping, nested ones included; None is left out.
 
-    >>> print(dumps({"seed": 0, "reading": {"ignore": ["scale"], "roles": {"*.alpha.weight": "query"}}}), end="")
+    >>> reading = {"ignore": ["scale"], "roles": {"*.alpha.weight": "query"}}
+    >>> print(dumps({"seed": 0, "reading": reading}), end="")
     seed = 0
     <BLANKLINE>
     [reading]
@@ -26,15 +24,10 @@ def dumps(values: Mapping[str, Any]) -> str:
 
 
 def _sections(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
-    """The lines of a table, then those of the tables in it. A table that holds only tables needs no
-    head.
-    """
-    lines = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if _is_plain(value)]
-    tables = {
-        name: cast(Mapping[str, Any], one)
-        for name, one in values.items()
-        if isinstance(one, Mapping)
-    }
+    """The lines of a table, then its inner tables. A table of tables needs no head."""
+    plain = {k: v for k, v in values.items() if v is not None and not isinstance(v, Mapping)}
+    tables = {k: cast(Mapping[str, Any], v) for k, v in values.items() if isinstance(v, Mapping)}
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
     head = [f"[{'.'.join(map(_key, path))}]"] if path and (lines or not tables) else []
     if head or lines:
         yield "\n".join([*head, *lines])
@@ -42,18 +35,12 @@ def _sections(values: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]
         yield from _sections(table, (*path, name))
 
 
-def _is_plain(value: object) -> bool:
-    return value is not None and not isinstance(value, Mapping)
-
-
 def _key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _text(key)
 
 
 def _text(text: str) -> str:
-    """As JSON writes it, with two exceptions: TOML has no escape for half a character, and wants
-    one for DEL.
-    """
+    """Like JSON, except that TOML does not escape surrogates, and does escape DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -64,11 +51,8 @@ def _value(value: Any) -> str:
         return _text(value)
     if isinstance(value, Mapping):
         items = cast(Mapping[str, Any], value).items()
-        return (
-            "{"
-            + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in items if item is not None)
-            + "}"
-        )
+        inside = (f"{_key(key)} = {_value(item)}" for key, item in items if item is not None)
+        return "{" + ", ".join(inside) + "}"
     if isinstance(value, Sequence):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, float):
