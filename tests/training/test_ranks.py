@@ -107,4 +107,4 @@ def test_a_run_goes_on_with_another_number_of_ranks(whole, tmp_path, before, aft
 def test_ranks_without_a_way_to_share_are_refused(tmp_path):
     result = train(tmp_path, 2, "none")
     assert result.returncode != 0
-    assert "2 processes and machine.shard = none" in result.stderr
+    assert "2 processes, but machine.shard = none" in result.stderr

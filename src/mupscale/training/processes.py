@@ -60,7 +60,7 @@ def joined(machine: Machine) -> Generator[Processes]:
     ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     device = device_named(machine.device)
     if device.type == "cuda":
-        if device.index is None:
+        if device.index is None:  # pyright: ignore[reportUnnecessaryComparison]
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
     if ranks > 1 and machine.shard == "none":
