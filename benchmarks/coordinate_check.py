@@ -67,18 +67,8 @@ def timed_norms(way: Way, spent: Spent) -> Generator[None]:
 
 
 def probe(name: str, value: int, seed: int, steps: int, sequence: int) -> Probe:
-    setup = Setup(batch=1, sequence=sequence)
-    return Probe(
-        Family(name),
-        "n_kv_heads",
-        value,
-        12,
-        seed,
-        steps,
-        rule_named("gqa-mup"),
-        setup,
-        "python-stdlib",
-    )
+    setup = Setup(batch=1, sequence=sequence, base=12, steps=steps)
+    return Probe(Family(name), "n_kv_heads", value, seed, rule_named("gqa-mup"), setup)
 
 
 def cost(one: Probe, way: Way) -> Spent:
@@ -120,8 +110,9 @@ def step() -> None:
             )
             per = long - short
             training = (per.whole - per.norms) / 4
+            norms = per.norms / 4
             print(
-                f"{value:<16}{name:<28}{training:>8.2f}{per.norms / 4:>9.3f}{per.norms / 4 / training:>12.1%}",
+                f"{value:<16}{name:<28}{training:>8.2f}{norms:>9.3f}{norms / training:>12.1%}",
                 flush=True,
             )
 

@@ -5,6 +5,7 @@ By hand, a matrix is what its module does to the unit vectors: whatever stores i
 it with others or multiplies it, in the model's own code or by a plan's hook, is in that.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -325,18 +326,8 @@ def parts(run: Mapping[str, Any]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module", params=CASES)
 def measured(request) -> Measured:
     case = CASES[request.param]
-    one = Probe(
-        Family(case.family),
-        case.name,
-        case.value,
-        case.base,
-        SEED,
-        1,
-        rule_named("gqa-mup"),
-        SETUP,
-        "python-stdlib",
-        case.planner,
-    )
+    setup = dataclasses.replace(SETUP, steps=1, base=case.base, planner=case.planner)
+    one = Probe(Family(case.family), case.name, case.value, SEED, rule_named("gqa-mup"), setup)
     return Measured(case, run_probe(one), ByHand(case))
 
 
@@ -440,17 +431,8 @@ class TestExperts:
             assert abs(result.finding("start", role).flatness.slope.value) < 0.1
 
     def test_a_stack_has_the_root_mean_square_of_its_norms(self):
-        one = Probe(
-            Family(MIXTRAL),
-            "width",
-            128,
-            64,
-            SEED,
-            1,
-            rule_named("gqa-mup"),
-            SETUP,
-            "python-stdlib",
-        )
+        setup = dataclasses.replace(SETUP, steps=1, base=64)
+        one = Probe(Family(MIXTRAL), "width", 128, SEED, rule_named("gqa-mup"), setup)
         case = Case(
             MIXTRAL, "width", 128, 64, {}, "model.layers", "model.embed_tokens", ("", ""), ("", "")
         )

@@ -2,6 +2,7 @@
 taken by hand.
 """
 
+import dataclasses
 import itertools
 import math
 
@@ -80,9 +81,10 @@ READING = Reading(inputs=(torch.randn(2, 3, 8, 8),))
 SETUP = Setup(lr=2**-10)
 
 
-def probe(steps: int = 3, **changes) -> Probe:
-    settings = {"data": batch, "loss": loss, "reading": READING} | changes
-    return Probe(build, "width", 64, 32, 1, steps, rule_named("gqa-mup"), SETUP, **settings)
+def probe(make=build, reading=READING, value=64, **changes) -> Probe:
+    options = {"data": batch, "loss": loss, "base": 32, "steps": 3} | changes
+    setup = dataclasses.replace(SETUP, **options)
+    return Probe(make, "width", value, 1, rule_named("gqa-mup"), setup, reading)
 
 
 @pytest.fixture(scope="module")
@@ -228,11 +230,7 @@ class TestStreams:
             torch.manual_seed(0)
             return Two(width, 2)
 
-        run = run_probe(
-            Probe(
-                two, "width", 64, 32, 1, 1, rule_named("gqa-mup"), SETUP, batch, None, loss, READING
-            )
-        )
+        run = run_probe(probe(two, steps=1))
         course = run["maps"]["stream"][1]
         assert len(course) == 5
         blocks = run["maps"]["block"][1]
@@ -260,22 +258,7 @@ class TestStreams:
             torch.manual_seed(0)
             return Listed(width, 3)
 
-        run = run_probe(
-            Probe(
-                listed,
-                "width",
-                64,
-                32,
-                1,
-                1,
-                rule_named("gqa-mup"),
-                SETUP,
-                batch,
-                None,
-                loss,
-                READING,
-            )
-        )
+        run = run_probe(probe(listed, steps=1))
         assert [len(row) for row in run["maps"]["stream"]] == [4, 4]
         # Branches start at zero: the stream goes through unchanged.
         assert run["maps"]["block"][0] == pytest.approx([1, 1, 1])
@@ -306,9 +289,7 @@ class TestEncoderDecoders:
                 3, 200, (2, 10), generator=generator
             )
 
-        run = run_probe(
-            Probe(speech, "width", 32, 32, 1, 1, rule_named("gqa-mup"), SETUP, sounds, None, listen)
-        )
+        run = run_probe(probe(speech, Reading(), value=32, steps=1, data=sounds, loss=listen))
         model = speech(32)
         plan(model, base=speech(32)).initialize_(model, std=0.02, seed=1)
         record: dict[tuple[str, int], float] = {}
@@ -339,7 +320,7 @@ def sizes_into(record, name, which):
 
 class TestBadInput:
     def test_batches_of_ones_own_without_a_loss(self):
-        with pytest.raises(OptionError, match="Give loss= too"):
+        with pytest.raises(OptionError, match="Give loss= for them too"):
             coordinate_check(build, {"width": [32, 64]}, data=batch)
 
     def test_images_without_a_loss(self):
@@ -408,12 +389,11 @@ def test_the_largest_table_is_the_vocabulary():
         return Segments(width)
 
     def run(data):
-        return run_probe(Probe(segments, "width", 32, 16, 1, 1, rule_named("mup"), SETUP, data))
+        setup = dataclasses.replace(SETUP, base=16, steps=1, data=data)
+        return run_probe(Probe(segments, "width", 32, 1, rule_named("mup"), setup))
 
     assert len(run("python-stdlib")["losses"]) == 2
-    with pytest.raises(
-        DimensionError, match="the token 251, and the model has a vocabulary of 250"
-    ):
+    with pytest.raises(DimensionError, match="the token 251, but the model's vocabulary is 250"):
         run(np.full(1000, 251))
 
 

@@ -27,8 +27,11 @@ def build(n_kv_heads: int = 4, depth: int = 2, width: int = 48) -> GPT:
 
 
 def probe(**changes) -> Probe:
-    one = Probe(build, "n_kv_heads", 2, 4, 3, 2, rule_named("gqa-mup"), SETUP, "python-stdlib")
-    return dataclasses.replace(one, **changes)
+    """Changes are fields of the run or of its setup."""
+    own = {k: changes.pop(k) for k in ("build", "name", "value") if k in changes}
+    setup = dataclasses.replace(changes.pop("setup", SETUP), **{"base": 4, "steps": 2} | changes)
+    one = Probe(build, "n_kv_heads", 2, 3, rule_named("gqa-mup"), setup)
+    return dataclasses.replace(one, **own)
 
 
 @pytest.fixture(scope="module")
@@ -259,14 +262,15 @@ class TestBadInput:
             return model(batch.inputs).mean() * math.inf
 
         with pytest.raises(
-            NonFiniteError, match=r"at step 0 of build\(n_kv_heads=2\), seed 3: it diverged. Take"
+            NonFiniteError,
+            match=r"at step 0 of build\(n_kv_heads=2\), seed 3: it diverged",
         ):
             run_probe(probe(loss=broken))
 
     def test_vocabulary(self):
         with pytest.raises(
             DimensionError,
-            match="the data hold the token 300, and the model has a vocabulary of 256",
+            match="the data hold the token 300, but the model's vocabulary is 256",
         ):
             run_probe(probe(data=np.full(200, 300)))
 

@@ -41,10 +41,9 @@ ROLES = {
 
 
 def probe(**changes) -> Probe:
-    given = {"reading": SAID, "planner": None} | changes
-    return Probe(
-        build, "width", 32, 16, 1, 1, rule_named("gqa-mup"), SETUP, "python-stdlib", **given
-    )
+    reading = changes.pop("reading", SAID)
+    setup = dataclasses.replace(SETUP, base=16, steps=1, **changes)
+    return Probe(build, "width", 32, 1, rule_named("gqa-mup"), setup, reading)
 
 
 def planned(model: nn.Module, base: nn.Module) -> mupscale.Plan:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mupscale.checks.charting import NormCurve, curves
-    from mupscale.checks.check import coordinate_check, judge
+    from mupscale.checks.check import Running, coordinate_check, judge
     from mupscale.checks.judging import Coherence, Criteria, Finding
     from mupscale.checks.probe import Setup
     from mupscale.checks.result import CheckResult
@@ -19,6 +19,7 @@ _HOME_OF = {
     "Criteria": "judging",
     "NormCurve": "charting",
     "Finding": "judging",
+    "Running": "check",
     "Setup": "probe",
     "coordinate_check": "check",
     "curves": "charting",
@@ -31,6 +32,7 @@ __all__ = [
     "Criteria",
     "NormCurve",
     "Finding",
+    "Running",
     "Setup",
     "coordinate_check",
     "curves",

@@ -4,11 +4,12 @@ import dataclasses
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mupscale.checks.judging import Criteria, Finding, coherences, findings
-from mupscale.checks.probe import Build, Loss, Making, Planner, Probe, Setup, run_probe
+from mupscale.checks.probe import Build, Making, Probe, Setup, run_probe
 from mupscale.checks.result import CheckResult
 from mupscale.checks.statistics import MAPS, Quantity, Run
 from mupscale.data.corpus import Tokens
@@ -25,7 +26,21 @@ QUANTITIES: Mapping[str, Quantity] = {
     **dict.fromkeys(("width", "n_embd", "d_model", *WIDTH), "width"),
     **dict.fromkeys(("depth", *LAYERS), "depth"),
 }
-"""What each name of an argument varies."""
+"""The quantity that an argument of this name varies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """Where the runs of a check execute, where they are kept, and who is notified."""
+
+    engine: Engine | None = None
+    "Default: local processes, one per core."
+    folder: Path | str | None = None
+    "Keeps the runs as JSON lines. Runs found there are not repeated; you can add seeds and values."
+    report: Callable[[int, int], None] = lambda done, total: None
+    "Called with the number of finished runs and of all runs."
+    remark: Callable[[str], None] = lambda text: None
+    "Called with messages for the user."
 
 
 def coordinate_check(
@@ -33,92 +48,99 @@ def coordinate_check(
     vary: Mapping[str, Sequence[int]],
     *,
     rule: str | Rule = "gqa-mup",
-    seeds: int | Sequence[int] = 5,
-    steps: int = 4,
-    data: str | Tokens | Making = "python-stdlib",
-    setup: Setup = Setup(),  # noqa: B008
-    base: int | None = None,
-    planner: Planner | None = None,
-    loss: Loss | None = None,
     reading: Reading | None = None,
+    setup: Setup = Setup(),  # noqa: B008
     criteria: Criteria = Criteria(),  # noqa: B008
-    engine: Engine | None = None,
-    folder: Path | str | None = None,
-    report: Callable[[int, int], None] = lambda done, total: None,
-    remark: Callable[[str], None] = lambda text: None,
+    running: Running = Running(),  # noqa: B008
+    **options: Any,
 ) -> CheckResult:
     """Train a model for a few steps at each value and seed, and judge whether weights and updates
     keep their size.
 
-    build    function of one argument that makes the model: build(n_kv_heads=4) vary
-    {"n_kv_heads": [12, 6, 4, 3, 2, 1]}, or width or depth, by any of the names that configs use
-    rule     the rule of the plan; `planner(model, base)` makes a plan of your own instead seeds
-    how many, or which; at least two data     a corpus by name, as for training; an array of tokens;
-    or, with a loss of your own, a function of the
-             seed that makes a batch of any kind: images and labels, say
-    setup    optimizer, base rate, batch and so on base     the value that counts as tuned; the
-    least width, a depth of 1, or the most key/value heads, unless given loss     loss(model,
-    batch), for a model that does not give logits of the next token; the batch is what `data`
-             makes, or (inputs, targets) of tokens
-    reading  what the model cannot say by itself: roles, ignored keys, inputs (default: of a
-    `Family`, the
-             mupscale.toml beside its model; with a planner, what the planner says)
-    engine   where the runs are carried out; local processes, one a core, unless given folder   keep
-    the runs there as JSON lines; what is there is not run again, also when seeds or values are
-    added report   hears how many runs are done, and of how many; `remark` of what a reader should
-    know
+    - `build`: a function of one argument that makes the model, such as `build(n_kv_heads=4)`.
+    - `vary`: the argument and its values, `{"n_kv_heads": [12, 6, 4, 3, 2, 1]}`; or width or depth,
+      by any name that configs use.
+    - `rule`: the rule to check.
+    - `reading`: roles, ignored keys and inputs that the model does not reveal by itself (default:
+      the `mupscale.toml` beside the model of a `Family`).
+    - `setup`: seeds, steps, data, loss, optimizer and base values.
+    - `criteria`: tolerance and confidence of the verdict.
+    - `running`: engine, folder and progress.
+    - `options`: fields of `Setup` and `Running` by name, such as `seeds=3, steps=2, folder="runs"`.
 
-    >>> from mupscale.models import GPT, GPTConfig
-    >>> def build(n_kv_heads):
-    ...     return GPT(GPTConfig(width=32, depth=1, n_heads=4, n_kv_heads=n_kv_heads, vocabulary=256, context=64))
     >>> from mupscale.engines import Local
-    >>> small = Setup(batch=1, sequence=64)
-    >>> result = coordinate_check(build, {"n_kv_heads": [4, 2, 1]}, steps=1, setup=small, engine=Local(workers=0))
+    >>> from mupscale.models import GPT, GPTConfig
+    >>> shape = dict(width=32, depth=1, n_heads=4, vocabulary=256, context=64)
+    >>> def build(n_kv_heads):
+    ...     return GPT(GPTConfig(n_kv_heads=n_kv_heads, **shape))
+    >>> quick = Setup(batch=1, sequence=64, steps=1)
+    >>> here = Local(workers=0)
+    >>> result = coordinate_check(build, {"n_kv_heads": [4, 2, 1]}, setup=quick, engine=here)
     >>> result.quantity, result.x
     ('r', (1, 2, 4))
     """
     name, values, quantity = _varied(vary)
-    chosen = _seeds(seeds)
-    if steps < 1:
-        raise DimensionError(f"steps={steps} leaves no update to measure. Take at least 1.")
-    if callable(data) and loss is None:
-        raise OptionError(
-            "data is a function that makes batches of your own. Give loss= too: what to do with "
-            "them."
-        )
+    setup, running = _with_options(setup, running, options)
+    if setup.base is None:
+        setup = dataclasses.replace(setup, base=_base(name, values))
     rule = rule_named(rule) if isinstance(rule, str) else rule
-    tuned = _base(name, values) if base is None else base
-    said = _said(build, reading)
+    if reading is None:
+        reading = build.reading if isinstance(build, Family) else Reading()
+    seeds = _seeds(setup.seeds)
     jobs = {
-        f"{name}={value} seed={seed}": Probe(
-            build, name, value, tuned, seed, steps, rule, setup, data, planner, loss, said
-        )
+        f"{name}={value} seed={seed}": Probe(build, name, value, seed, rule, setup, reading)
         for value in values
-        for seed in chosen
-    }  # fmt: skip
+        for seed in seeds
+    }
     about = {
-        "vary": {name: values}, "base": tuned, "seeds": chosen, "steps": steps, "rule": rule.choices,
-        "data": _described(data), "setup": dataclasses.asdict(setup), "build": _identity(build),
-        "planner": None if planner is None else _identity(planner), "loss": None if loss is None else _identity(loss),
-    }  # fmt: skip
-    if said:  # else the first line is as it was before there were readings, and old folders go on
-        about["reading"] = said.to_dict()
-    ledger = None if folder is None else Path(folder) / "runs.jsonl"
-    same = about | {
-        "vary": name,
-        "seeds": None,
-    }  # with other values and seeds it is the same check, extended
+        "vary": {name: values},
+        "base": setup.base,
+        "seeds": seeds,
+        "steps": setup.steps,
+        "rule": rule.choices,
+        "data": _described(setup.data),
+        "setup": setup.values(),
+        "build": _identity(build),
+        "planner": None if setup.planner is None else _identity(setup.planner),
+        "loss": None if setup.loss is None else _identity(setup.loss),
+    }
+    if reading:  # folders from before there were readings have no such key, and stay valid
+        about["reading"] = reading.to_dict()
     runs = run_jobs(
-        run_probe, jobs, ledger=ledger, about=same, engine=engine, report=report, remark=remark
+        run_probe,
+        jobs,
+        ledger=None if running.folder is None else Path(running.folder) / "runs.jsonl",
+        # Other values and seeds extend the same check.
+        about=about | {"vary": name, "seeds": None},
+        engine=running.engine,
+        report=running.report,
+        remark=running.remark,
     )
     return judge(list(runs.values()), quantity, about, criteria)
+
+
+def _with_options(
+    setup: Setup, running: Running, options: Mapping[str, Any]
+) -> tuple[Setup, Running]:
+    """Both with the fields that were given by name."""
+    of_setup, of_running = (
+        {field.name for field in dataclasses.fields(group)} for group in (setup, running)
+    )
+    for name in options:
+        if name not in of_setup | of_running:
+            known = sorted(of_setup | of_running)
+            raise UnknownNameError("argument of coordinate_check", name, known)
+    return (
+        dataclasses.replace(setup, **{k: v for k, v in options.items() if k in of_setup}),
+        dataclasses.replace(running, **{k: v for k, v in options.items() if k in of_running}),
+    )
 
 
 def judge(
     runs: Sequence[Run], quantity: Quantity, about: Mapping[str, Any], criteria: Criteria
 ) -> CheckResult:
-    """The verdict on runs that are there already."""
-    _refuse_equal(runs, quantity, next(iter(about["vary"])))
+    """The verdict on finished runs."""
+    _check_distinct(runs, quantity, next(iter(about["vary"])))
     found = findings(runs, quantity, criteria)
     return CheckResult(
         quantity=quantity,
@@ -146,13 +168,11 @@ def _varied(vary: Mapping[str, Sequence[int]]) -> tuple[str, list[int], Quantity
     values = list(given)
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DimensionError(f"vary: {name}={value!r} is not a positive whole number.")
+            raise DimensionError(f"vary: {name}={value!r} is not a positive integer.")
     if len(set(values)) < len(values):
         raise OptionError(f"vary: {name}={values} holds a value twice. Give each once.")
     if len(values) < 2:
-        raise OptionError(
-            f"vary: {name}={values} is one value, and a slope needs two. Three or more are better."
-        )
+        raise OptionError(f"vary: {name}={values} is one value. A slope needs at least two.")
     return name, values, QUANTITIES[name]
 
 
@@ -160,30 +180,22 @@ def _seeds(seeds: int | Sequence[int]) -> list[int]:
     chosen = list(range(1, seeds + 1)) if isinstance(seeds, int) else list(seeds)
     if len(chosen) < 2:
         raise OptionError(
-            f"seeds={seeds}: one seed gives no interval. Take at least 2; 3 to 10 are usual."
+            f"seeds={seeds}: one seed gives no interval. Use at least 2; 3 to 10 are usual."
         )
     if len(set(chosen)) < len(chosen) or any(seed < 0 for seed in chosen):
         raise OptionError(f"seeds={chosen}: give each once, none below 0.")
     return chosen
 
 
-def _said(build: Build, reading: Reading | None) -> Reading:
-    """The reading that was given; of a model by name, else the one beside it."""
-    if reading is not None:
-        return reading
-    return build.reading if isinstance(build, Family) else Reading()
-
-
 def _base(name: str, values: Sequence[int]) -> int:
-    """Of depth, 1: branches are then scaled by 1/L, and small at every depth that is looked at."""
     if QUANTITIES[name] == "depth":
-        return 1
+        return 1  # branches are then scaled by 1/L, and small at every depth in the check
     counts_heads = QUANTITIES[name] == "r" and name not in ("r", "repetitions")
     return max(values) if counts_heads else min(values)
 
 
-def _refuse_equal(runs: Sequence[Run], quantity: Quantity, name: str) -> None:
-    """Values that do not change what they are meant to change."""
+def _check_distinct(runs: Sequence[Run], quantity: Quantity, name: str) -> None:
+    """Every value must change the quantity that it is meant to change."""
     found = {run["value"]: run[quantity] for run in runs}
     if len(set(found.values())) == 1:
         raise OptionError(
@@ -191,25 +203,21 @@ def _refuse_equal(runs: Sequence[Run], quantity: Quantity, name: str) -> None:
             f"{', '.join(map(str, found))}. Pass the argument on to the model's config."
         )
     for value, x in found.items():
-        same = [other for other, also in found.items() if also == x and other != value]
-        if same:
+        equal = [other for other, also in found.items() if also == x and other != value]
+        if equal:
             raise OptionError(
-                f"{name} = {value} and {same[0]} both give {quantity} = {x}. Leave one of them out."
+                f"{name} = {value} and {equal[0]} both give {quantity} = {x}. Remove one of them."
             )
 
 
 def _unjudged(runs: Sequence[Run], found: Sequence[Finding], quantity: Quantity) -> list[str]:
-    """What should be judged and has no slope: a role that did not move, a map that was not seen."""
-    parts, judged = (
-        runs[0]["parts"],
-        {one.role for one in found if one.judged and one.statistic in ("update", "map")},
-    )
-    roles = [
-        role for role, kind in zip(parts["role"], parts["kind"], strict=True) if kind != "vector"
-    ]
-    return [
-        name for name in dict.fromkeys(MAPS if quantity == "depth" else roles) if name not in judged
-    ]
+    """Roles or maps that should be judged but have no slope."""
+    parts = runs[0]["parts"]
+    judged = {f.role for f in found if f.judged and f.statistic in ("update", "map")}
+    kinds = zip(parts["role"], parts["kind"], strict=True)
+    roles = [role for role, kind in kinds if kind != "vector"]
+    wanted = MAPS if quantity == "depth" else roles
+    return [name for name in dict.fromkeys(wanted) if name not in judged]
 
 
 def _warnings(runs: Sequence[Run], quantity: Quantity) -> list[str]:
@@ -223,14 +231,14 @@ def _warnings(runs: Sequence[Run], quantity: Quantity) -> list[str]:
             )
     if any(run.get("tied") for run in runs):
         found.append(
-            "the readout is the embedding, and is judged as such: its factor in the final norm is "
-            "not."
+            "the readout is tied to the embedding and judged as the embedding; its factor in the "
+            "final norm is not checked."
         )
     first, last = (sum(run["losses"][k] for run in runs) / len(runs) for k in (0, -1))
     if last > first:
         found.append(
-            f"the loss rose, {first:.3g} → {last:.3g} on average: the rate may be too large to "
-            "judge by."
+            f"the mean loss rose, {first:.3g} → {last:.3g}: the learning rate may be too large for "
+            "a valid check."
         )
     return found
 
@@ -244,9 +252,7 @@ def _described(data: str | Tokens | Making) -> str:
 
 
 def _identity(function: Callable[..., Any]) -> str:
-    """What tells one function from another, so that a folder is not continued with a different
-    model.
-    """
+    """A text that identifies a function, so that a folder is not continued with another model."""
     name = getattr(function, "__qualname__", type(function).__name__)
     if dataclasses.is_dataclass(function) and not isinstance(function, type):
         return repr(function)

@@ -1,4 +1,4 @@
-"""What a check found: the verdict, the slopes behind it, and how to read them."""
+"""The result of a check: the verdict, the slopes behind it, and an explanation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from mupscale.analysis import Verdict
 from mupscale.checks.judging import Coherence, Criteria, Finding
 from mupscale.checks.statistics import Quantity, Run
 from mupscale.errors import UnknownNameError
+from mupscale.text import text_table, wrapped
 
 EXIT_STATUS: Mapping[Verdict, int] = {"pass": 0, "fail": 1, "inconclusive": 3}
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Slopes of every statistic over the varied quantity, with intervals; `passed` if all that are
-    judged are flat.
+    """Slopes of every statistic over the varied quantity, with intervals; `passed` if all judged
+    ones are flat.
     """
 
     quantity: Quantity
@@ -29,18 +30,18 @@ class CheckResult:
     coherences: tuple[Coherence, ...]
     warnings: tuple[str, ...] = ()
     unjudged: tuple[str, ...] = ()
-    """Roles or maps that should be judged and could not be measured: with any of these, the check
-    does not pass.
+    """Roles or maps that should be judged but could not be measured. Any of these prevents a
+    pass.
     """
     runs: tuple[Run, ...] = field(default=(), repr=False)
 
     @property
     def judged(self) -> list[Finding]:
-        return [one for one in self.findings if one.judged]
+        return [finding for finding in self.findings if finding.judged]
 
     @property
     def verdict(self) -> Verdict:
-        verdicts = {one.verdict for one in self.judged}
+        verdicts = {finding.verdict for finding in self.judged}
         if "fail" in verdicts:
             return "fail"
         return "pass" if verdicts == {"pass"} and not self.unjudged else "inconclusive"
@@ -55,12 +56,11 @@ class CheckResult:
         return EXIT_STATUS[self.verdict]
 
     def finding(self, statistic: str, role: str) -> Finding:
-        """That of a statistic and a role: "update" and "key", say."""
-        for one in self.findings:
-            if (one.statistic, one.role) == (statistic, role):
-                return one
-        known = dict.fromkeys(f"{one.statistic} of {one.role}" for one in self.findings)
-        raise UnknownNameError("finding", f"{statistic} of {role}", known)
+        """The finding for a statistic and a role, such as "update" and "key"."""
+        known = {f"{finding.statistic} of {finding.role}": finding for finding in self.findings}
+        if f"{statistic} of {role}" not in known:
+            raise UnknownNameError("finding", f"{statistic} of {role}", known)
+        return known[f"{statistic} of {role}"]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the runs, as plain values."""
@@ -70,18 +70,16 @@ class CheckResult:
             "x": list(self.x),
             "about": dict(self.about),
             "criteria": dataclasses.asdict(self.criteria),
-            "findings": [_plain(one) for one in self.findings],
-            "coherence": [
-                dataclasses.asdict(one) | {"regime": one.regime} for one in self.coherences
-            ],
+            "findings": [_plain(finding) for finding in self.findings],
+            "coherence": [dataclasses.asdict(c) | {"regime": c.regime} for c in self.coherences],
             "warnings": list(self.warnings),
             "unjudged": list(self.unjudged),
         }
 
     def to_text(self, *, everything: bool = False) -> str:
-        """The table of what is judged, or of all statistics, and the verdict in words."""
-        shown = self.findings if everything else self.judged
-        return "\n".join([self._head(), "", *_table(shown), "", *self._coherence(), *self._foot()])
+        """The table of the judged statistics, or of all of them, and the verdict in words."""
+        table = _table(self.findings if everything else self.judged)
+        return "\n".join([self._head(), "", table, "", *self._coherence(), *self._foot()])
 
     def __str__(self) -> str:
         return self.to_text()
@@ -89,105 +87,105 @@ class CheckResult:
     def _head(self) -> str:
         about = self.about
         (name,) = about["vary"]
-        values = ", ".join(map(str, self.x))
-        return (
-            f"coordinate check over {self.quantity} = {values} ({name}) · {about['rule']['name']} "
-            "· "
-            f"{about['setup']['optimizer']} · {len(about['seeds'])} seeds × {about['steps']} steps "
-            "· "
-            f"lr {about['setup']['lr']:.3g}"
+        return wrapped(
+            f"coordinate check over {self.quantity} = {', '.join(map(str, self.x))} ({name}) · "
+            f"{about['rule']['name']} · {about['setup']['optimizer']} · "
+            f"{len(about['seeds'])} seeds × {about['steps']} steps · lr {about['setup']['lr']:.3g}"
         )
 
     def _coherence(self) -> Iterator[str]:
-        ends = [one for one in self.coherences if one.x in (self.x[0], self.x[-1])]
-        if not ends:
+        first, last = self.x[0], self.x[-1]
+        at_ends = {(c.role, c.x): c for c in self.coherences if c.x in (first, last)}
+        if not at_ends:
             return
-        yield (
-            f"coherence κ = ‖ΔW‖/‖ΔW‖_F at {self.quantity} = {self.x[0]} → {self.x[-1]}; in "
-            "brackets what noise would "
-            "give, a coherent update has 1"
+        yield wrapped(
+            "coherence κ = ‖ΔW‖/‖ΔW‖_F (in brackets the value for noise; a coherent update has 1)"
         )
-        for role in dict.fromkeys(one.role for one in ends):
-            low, high = (one for one in ends if one.role == role)
-            yield (
-                f"  {role:<17} {low.kappa:.2f} ({low.noise:.2f}) → {high.kappa:.2f} "
-                f"({high.noise:.2f})  "
-                f"{low.regime if low.regime == high.regime else f'{low.regime} → {high.regime}'}"
-            )
+        rows: list[list[str]] = []
+        for role in dict.fromkeys(role for role, _ in at_ends):
+            low, high = at_ends[role, first], at_ends[role, last]
+            regime = low.regime if low.regime == high.regime else f"{low.regime} → {high.regime}"
+            rows.append([role, *(f"{c.kappa:.2f} ({c.noise:.2f})" for c in (low, high)), regime])
+        yield text_table(
+            ["role", f"{self.quantity} = {first}", f"{self.quantity} = {last}", "updates"], rows
+        )
         yield ""
 
     def _foot(self) -> Iterator[str]:
         for warning in self.warnings:
-            yield f"warning: {warning}"
+            yield wrapped(f"warning: {warning}", hanging="  ")
         for role in self.unjudged:
-            yield f"warning: {role} gave no numbers in some run: nothing is said about it, and the check cannot pass."
-        counts = {
-            verdict: [one for one in self.judged if one.verdict == verdict]
+            yield wrapped(
+                f"warning: {role} has no numbers in some run, so it is not judged and the check "
+                "cannot pass.",
+                hanging="  ",
+            )
+        by_verdict = {
+            verdict: [finding for finding in self.judged if finding.verdict == verdict]
             for verdict in EXIT_STATUS
         }
-        words = ", ".join(f"{len(found)} {verdict}" for verdict, found in counts.items() if found)
-        yield (
-            f"{self.verdict}: {words} of {len(self.judged)} judged "
-            f"(tolerance ±{self.criteria.tolerance:g}; all intervals together hold with "
-            f"{self.criteria.confidence:.0%})"
+        counts = ", ".join(f"{len(found)} {name}" for name, found in by_verdict.items() if found)
+        yield wrapped(
+            f"{self.verdict}: {counts} of {len(self.judged)} judged (tolerance "
+            f"±{self.criteria.tolerance:g}; all intervals hold together with "
+            f"{self.criteria.confidence:.0%} confidence)"
         )
-        for one in counts["fail"]:
-            yield f"  {one.label} of {one.role} {_direction(one)} with {self.quantity}{_as_predicted(one)}."
-        if counts["inconclusive"]:
-            yield f"  {_advice(counts['inconclusive'])}"
+        for finding in by_verdict["fail"]:
+            growth = "grows" if finding.flatness.slope.value > 0 else "falls"
+            yield wrapped(
+                f"{finding.label} of {finding.role} {growth} with "
+                f"{self.quantity}{_as_predicted(finding)}.",
+                indent="  ",
+                hanging="    ",
+            )
+        if by_verdict["inconclusive"]:
+            yield wrapped(_advice(by_verdict["inconclusive"]), indent="  ", hanging="    ")
 
 
-def _direction(one: Finding) -> str:
-    return "grows" if one.flatness.slope.value > 0 else "falls"
-
-
-def _as_predicted(one: Finding) -> str:
+def _as_predicted(finding: Finding) -> str:
     """Whether theory says that the plan in use must fail like this."""
-    if one.predicted is None:
+    if finding.predicted is None:
         return ""
-    if abs(one.predicted) <= one.flatness.tolerance:
-        return ", which theory does not predict (it leaves ε out of account, and takes updates to be coherent)"
-    near = one.flatness.low <= one.predicted <= one.flatness.high
-    return f"{', as theory predicts' if near else '; theory predicts'} {_number(one.predicted)} for this plan"
+    if abs(finding.predicted) <= finding.flatness.tolerance:
+        return ", which theory does not predict (it ignores ε and assumes coherent updates)"
+    near = finding.flatness.low <= finding.predicted <= finding.flatness.high
+    words = ", as theory predicts" if near else "; theory predicts"
+    return f"{words} ({_number(finding.predicted)}) for this plan"
 
 
 def _advice(found: Sequence[Finding]) -> str:
     """How many more seeds would settle it."""
-    needed = [one.flatness.more_seeds for one in found]
     roles: dict[str, list[str]] = {}
-    for one in found:
-        roles.setdefault(one.label, []).append(one.role)
+    for finding in found:
+        roles.setdefault(finding.label, []).append(finding.role)
     names = "; ".join(f"{label} of {', '.join(which)}" for label, which in roles.items())
+    needed = [finding.flatness.more_seeds for finding in found]
     if None in needed:
-        return f"inconclusive: {names}. More than 100 seeds would be needed: the slope is at the tolerance."
+        return (
+            f"inconclusive: {names}. The slope is at the tolerance: more than 100 seeds would be "
+            "needed."
+        )
     more = max(n for n in needed if n is not None)
-    enough = found[0].flatness.slope.seeds + more
     return (
-        f"inconclusive: {names}. About {more} more seeds would settle it: with seeds={enough} in "
-        "the same folder, the "
-        "runs so far count."
+        f"inconclusive: {names}. About {more} more seeds would settle it. Run again in the same "
+        f"folder with seeds={found[0].flatness.slope.seeds + more}: finished runs are kept."
     )
 
 
-def _table(found: Sequence[Finding]) -> Iterator[str]:
-    rows = [("statistic", "role", "slope", "interval", "theory", "verdict")]
-    rows += [
-        (
-            one.label,
-            one.role,
-            _number(one.flatness.slope.value),
-            f"[{_number(one.flatness.low)}, {_number(one.flatness.high)}]",
-            "" if one.predicted is None else _number(one.predicted),
-            one.verdict or "shown",
-        )
-        for one in found
+def _table(found: Sequence[Finding]) -> str:
+    rows = [
+        [
+            finding.label,
+            finding.role,
+            _number(finding.flatness.slope.value),
+            f"[{_number(finding.flatness.low)}, {_number(finding.flatness.high)}]",
+            "" if finding.predicted is None else _number(finding.predicted),
+            finding.verdict or "shown",
+        ]
+        for finding in found
     ]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(
-            cell.rjust(width) if k in (2, 3, 4) else cell.ljust(width)
-            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
+    head = ["statistic", "role", "slope", "interval", "theory", "verdict"]
+    return text_table(head, rows, right=["slope", "interval", "theory"])
 
 
 def _number(value: float) -> str:
@@ -199,12 +197,21 @@ def _number(value: float) -> str:
     return f"{value:+.3f}".replace("-", "−")
 
 
-def _plain(one: Finding) -> dict[str, Any]:
-    slope = one.flatness.slope
+def _plain(finding: Finding) -> dict[str, Any]:
+    slope, flatness = finding.flatness.slope, finding.flatness
     return {
-        "statistic": one.statistic, "label": one.label, "role": one.role, "judged": one.judged,
-        "slope": slope.value, "low": one.flatness.low, "high": one.flatness.high, "predicted": one.predicted,
-        "standard_error": slope.standard_error, "degrees_of_freedom": slope.degrees_of_freedom,
-        "verdict": one.verdict, "flat": one.flatness.verdict, "more_seeds": one.flatness.more_seeds,
-        "means": list(one.means),
-    }  # fmt: skip
+        "statistic": finding.statistic,
+        "label": finding.label,
+        "role": finding.role,
+        "judged": finding.judged,
+        "slope": slope.value,
+        "low": flatness.low,
+        "high": flatness.high,
+        "predicted": finding.predicted,
+        "standard_error": slope.standard_error,
+        "degrees_of_freedom": slope.degrees_of_freedom,
+        "verdict": finding.verdict,
+        "flat": flatness.verdict,
+        "more_seeds": flatness.more_seeds,
+        "means": list(finding.means),
+    }

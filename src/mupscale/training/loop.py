@@ -186,9 +186,9 @@ class _Training:
     def run(self, report: Report) -> RunRecord:
         metrics = board = None
         if self.processes.first:
-            metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
-            if self.config.record.tensorboard:
+            if self.config.record.tensorboard:  # first, because TensorBoard may not be installed
                 board = Board(self.folder / "tensorboard", self.step)
+            metrics = MetricsFile(self.folder / "metrics.jsonl", self.step)
         try:
             for row in self._rows(report):
                 due = self._is_due(self.config.record.log_every) or len(row) > 2
