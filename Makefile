@@ -1,4 +1,4 @@
-# `make test` and `make demo` set up everything they need in .venv, on a machine with Python, make and git.
+# `make test` and `make demo` install everything they need into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.complete
@@ -6,13 +6,12 @@ TITAN := .venv/torchtitan
 TIMM := .venv/timm
 WORKERS ?= 2
 
-
 .PHONY: help venv postgres browser torchtitan lint test demo docs refresh drills bench clean
 
-help:  ## show the targets
+help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
-venv: $(STAMP)  ## the virtual environment, rebuilt only when its inputs change
+venv: $(STAMP)  ## create the virtual environment, or update it if its inputs changed
 
 # One pip command, so that the pinned torch is chosen before anything that depends on torch.
 $(STAMP): pyproject.toml constraints.txt
@@ -21,28 +20,29 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
-	@# What the tests compare with. Without what they ask for: a torchvision that does not fit torch breaks transformers.
+	@# References for tests, without their dependencies: a torchvision that does not match torch
+	@# breaks transformers.
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt mup diffusers
-	@# timm in a folder of its own: transformers imports it where it sees it, and fails without torchvision.
+	@# timm in its own folder: transformers imports it if it can, and fails without torchvision.
 	@rm -rf $(TIMM)
 	@$(BIN)/python -m pip install --quiet --no-deps -c constraints.txt --target $(TIMM) timm
 	@touch $(STAMP)
 
-# The studies' tests start a PostgreSQL server of their own.
+# The tests of studies start their own PostgreSQL server.
 postgres:
 	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { \
 	    echo "installing PostgreSQL"; \
 	    sudo=$$(test "$$(id -u)" = 0 || echo sudo); \
 	    $$sudo apt-get -qq update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends postgresql >/dev/null; }
 
-# The report's tests open it in a real browser.
+# The tests of the report open it in a real browser.
 browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
 	    echo "installing Chromium"; \
 	    sudo=$$(test "$$(id -u)" = 0 || echo sudo); \
 	    $$sudo apt-get -qq update && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; }
 
-# What reads our export for it, in a folder of its own.
+# torchtitan, which reads our export, in its own folder.
 torchtitan: $(TITAN)/.complete
 
 $(TITAN)/.complete: $(STAMP) tests/recipes/torchtitan.txt
@@ -50,37 +50,38 @@ $(TITAN)/.complete: $(STAMP) tests/recipes/torchtitan.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --target $(TITAN) -r tests/recipes/torchtitan.txt
 	@touch $(TITAN)/.complete
 
-lint: venv  ## style, formatting and strict types
+lint: venv  ## check style, formatting and strict types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --warnings
 
-test: lint postgres browser torchtitan  ## what CI runs
-	@# A file runs in one process, so that what its tests share is made once; in order, so that small ones come last.
+test: lint postgres browser torchtitan  ## run everything that CI runs
+	@# Each file runs in one process, so that its tests share fixtures; in order, so that small
+	@# files come last.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(TITAN) TORCHTITAN=1 $(BIN)/python -m pytest -q tests/recipes/test_torchtitan.py tests/foreign/test_torchtitan.py
 
-demo: venv  ## derive, check, sweep, report, and a recipe for Llama-3 8B: some minutes
+demo: venv  ## run every stage, to a recipe for Llama-3 8B: a few minutes
 	@$(BIN)/mupscale demo
 
-docs: venv  ## the site, built strictly: open site/index.html
+docs: venv  ## build the site; then open site/index.html
 	@$(BIN)/python -m website.pages build/pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "the site: site/index.html"
 
-refresh: venv  ## run the commands that the documents show, and write what they print
+refresh: venv  ## write the current output of commands into the documents
 	@$(BIN)/python -m website.refresh
 
-drills: venv  ## the slow checks; their tables go to results/drills/
+drills: venv  ## run the slow checks; their tables go to results/drills/
 	@for drill in drills/*.py; do \
 	    name=$$(basename $$drill .py); echo "drill: $$name"; \
 	    $(BIN)/python $$drill > results/drills/$$name.txt || exit 1; cat results/drills/$$name.txt; done
 
-bench: venv  ## the benchmarks; their tables go to results/benchmarks/
+bench: venv  ## run the benchmarks; their tables go to results/benchmarks/
 	@mkdir -p results/benchmarks
 	@for benchmark in benchmarks/*.py; do \
 	    name=$$(basename $$benchmark .py); echo "benchmark: $$name"; \
 	    $(BIN)/python $$benchmark > results/benchmarks/$$name.txt || exit 1; cat results/benchmarks/$$name.txt; done
 
-clean:  ## remove what the other targets made
+clean:  ## remove what the other targets created
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis runs build site
