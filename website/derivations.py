@@ -1,6 +1,4 @@
-"""The derivations as a page: whatever `theory` derives, with its steps and sources, formulas as
-MathML.
-"""
+"""The page of derivations: everything that `theory` derives, with steps, sources and MathML."""
 
 import re
 from collections.abc import Iterator
@@ -12,11 +10,12 @@ from mupscale.theory.units import NAMED
 
 HEAD = """# Derivations
 
-This page is written by the code that plans your model: `mupscale.derive(unit, optimizer)` for each unit, printed with
-its steps, reasons and sources. It cannot disagree with what a plan does. n is a weight's own fan-in, r the number of
-query heads that share a key/value head, L the number of blocks. Each formula multiplies a base value that you tuned.
-How they hang together is told in [The rules](../docs/rules.md). To see one in a terminal, run `mupscale derive kv
---show-steps`; for a paper, `mupscale derive kv --show-steps --format latex`.
+The code that plans your model generates this page: it is the output of
+`mupscale.derive(unit, optimizer)` for each unit, with steps, reasons and sources. n is the fan-in
+of the weight, r the number of query heads per key/value head, L the number of blocks. Each formula
+multiplies a base value that you tuned. [The rules](../docs/rules.md) explains how they fit
+together. To print one in a terminal, run `mupscale derive kv --show-steps`; for LaTeX, add
+`--format latex`.
 """
 _MATH = re.compile(r"\$([^$]+)\$")
 
@@ -26,7 +25,7 @@ def page() -> str:
 
 
 def mathml(text: str) -> str:
-    """Text whose formulas, between dollars, browsers show by themselves.
+    """Text with its formulas, written between dollar signs, as MathML.
 
     >>> mathml("rate $1/n$").startswith("rate <math")
     True
@@ -40,7 +39,6 @@ def _table() -> Iterator[str]:
 
 
 def _units() -> Iterator[str]:
-    """Every named unit under AdamW, whole."""
     yield "\n## Units, under AdamW\n"
     for name, unit in NAMED.items():
         yield f"### {name}\n"
@@ -48,7 +46,7 @@ def _units() -> Iterator[str]:
 
 
 def _others() -> Iterator[str]:
-    """Shared keys and values under every other optimizer: where optimizers differ most."""
+    """Keys and values, where optimizers differ most."""
     yield "\n## Keys and values, under other optimizers\n"
     for name in OPTIMIZERS:
         if name != "adamw":

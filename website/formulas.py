@@ -1,6 +1,4 @@
-"""What the calculator page evaluates: the formulas of `mupscale.theory`, printed as JavaScript by
-the build.
-"""
+"""The formulas of `mupscale.theory` as JavaScript, for the calculator page."""
 
 import dataclasses
 import json
@@ -38,10 +36,9 @@ from mupscale.theory import (
 from mupscale.theory.formulas import inline, symbol, tidy
 
 Data: TypeAlias = dict[str, Any]
-"""What JSON holds."""
 
 SIZES = ("n", "L", "r", "inner", "d_ff")
-"""The symbols of the units below: what the page computes from its inputs."""
+"""The symbols of the units below, which the page computes from its inputs."""
 
 UNITS: Mapping[str, Unit] = {
     "Embedding": Embedding("n"),
@@ -54,10 +51,10 @@ UNITS: Mapping[str, Unit] = {
     "Final norm": Vector("n"),
     "Readout": Readout("n"),
 }
-"""What a decoder with pre-norms is made of, as a plan reads it."""
+"""The weights of a decoder with pre-norms, as a plan reads them."""
 
 PROXY = {"width": 512, "depth": 8}
-"""The base that the page begins with, for each well-known model."""
+"""The base that the page starts with, for each well-known model."""
 
 PYTHON = """\
 import mupscale as mu
@@ -75,13 +72,11 @@ for name, scaling in scalings.items():
     factors[name] = scaling.evaluate(target=sizes[0], base=sizes[1])
     print(name, factors[name])
 """
-"""What the page lets a reader copy; it fills in the names in single braces."""
+"""Code for the reader to copy; the page fills in the names in single braces."""
 
 
 def script() -> str:
-    """The text of `formulas.js`: data as JSON, and one function for each distinct formula; the same
-    at every build.
-    """
+    """The text of `formulas.js`: data as JSON, and one function per distinct formula."""
     pools = Pools()
     data = {
         "sizes": list(SIZES),
@@ -113,7 +108,7 @@ def script() -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """What one unit gets, and the Python that derives it."""
+    """The scaling of one unit, and the Python that derives it."""
 
     scaling: Scaling
     code: str
@@ -121,7 +116,7 @@ class Column:
 
 @dataclass
 class Pools:
-    """Everything that occurs many times, once each; what refers to it holds its place."""
+    """Values that occur many times, stored once; references hold their index."""
 
     formulas: dict[Expr, int] = field(default_factory=dict[Expr, int])
     steps: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
@@ -165,9 +160,7 @@ def _place(pool: dict[Any, int], value: object) -> int:
 def _tables(
     optimizer: Optimizer, rule: Rule, decay: Decay
 ) -> Iterator[tuple[list[Column], list[str]]]:
-    """The table with multipliers in the forward pass, and the one that folds them as a plan
-    does.
-    """
+    """The table with multipliers in the forward pass, and with them folded, as in a plan."""
     scalings = {label: _derived(unit, optimizer, rule, decay) for label, unit in UNITS.items()}
     notes = RuleTable(scalings, optimizer, rule, decay).notes
     yield [Column(scaling, _call(scaling)) for scaling in scalings.values()], notes
@@ -189,7 +182,7 @@ def _tables(
 def _derived(unit: Unit, optimizer: Optimizer, rule: Rule, decay: Decay) -> Scaling:
     try:
         return derive(unit, optimizer, rule=rule, decay=decay)
-    except NotDerivedError:  # an optimizer of whole matrices leaves this one to AdamW
+    except NotDerivedError:  # Muon and Shampoo leave this one to AdamW
         return derive(unit, "adamw", rule=rule, decay=decay)
 
 
@@ -198,7 +191,7 @@ def _call(scaling: Scaling) -> str:
 
 
 def source(unit: Unit) -> str:
-    """The Python that makes a unit.
+    """The Python that creates a unit.
 
     >>> source(Residual(KeyValue("n", "r", "inner"), "L", output=False))
     'Residual(KeyValue("n", "r", inner="inner"), "L", output=False)'
@@ -225,8 +218,8 @@ def _unit(label: str, unit: Unit) -> Data:
 
 
 def _presets() -> Iterator[tuple[str, Data]]:
-    """Well-known models, each beside its thin copy. A tied readout has no row of its own here, so
-    they are left out.
+    """Well-known models, each with its proxy, except those with a tied readout: the page has no
+    row for it.
     """
     for name, shape in SHAPES.items():
         if not shape.settings["tie_word_embeddings"]:

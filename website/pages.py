@@ -1,9 +1,8 @@
-"""Lay out everything that the site is built from, in one folder that has the repository's own
-shape.
+"""Collect the sources of the site in one folder that mirrors the repository.
 
-Guides, results and examples lie there as they do in a clone, so that one link serves the site, an
-editor and a code host. What can be derived is made here, from the code itself: derivations, the
-commands' help, the API, the calculator's formulas, and a page for each committed result.
+Guides, results and examples keep their places, so that a link works in the site, in an editor and
+on a code host. The other pages are generated from the code: derivations, the commands' help, the
+API, the calculator's formulas, and one page per committed result.
 
     python -m website.pages build/pages && mkdocs build --strict
 """
@@ -31,23 +30,23 @@ FOLDERS = {
     "examples": (".md", ".py", ".toml"),
     "results": (".md", ".png", ".svg", ".txt", ".csv"),
 }
-"""Of each folder, what a page shows or links to; records stay where they are."""
+"""The files of each folder that a page shows or links to; records are left out."""
 
 
 def lay_out(folder: Path) -> None:
-    """Made anew each time."""
+    """Write the folder from scratch."""
     shutil.rmtree(folder, ignore_errors=True)
     for source in sources():
         target = folder / source.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
-    for path, text in made().items():
+    for path, text in generated().items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
 
 
 def sources() -> Iterator[Path]:
-    """The files that are taken as they are."""
+    """The files that are copied unchanged."""
     named = [ROOT / name for name in COPIED]
     for name, endings in FOLDERS.items():
         named += [
@@ -61,15 +60,15 @@ def sources() -> Iterator[Path]:
 
 
 def linked(page: Path) -> Iterator[Path]:
-    """Files of the repository that a page sends its readers to: sources, tests, records."""
+    """Files of the repository that a page links to: sources, tests, records."""
     for place in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         path = (page.parent / place).resolve()
         if path.is_file() and path.is_relative_to(ROOT):
             yield path
 
 
-def made() -> dict[str, str]:
-    """The pages that the code itself writes, by their place."""
+def generated() -> dict[str, str]:
+    """The generated pages, by their path."""
     return {
         "theory/derivations.md": derivations.page(),
         "reference/commands.md": commands.page(),

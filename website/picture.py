@@ -1,5 +1,4 @@
-"""The picture of README.md, from committed results: what the rule does to updates, and what that
-did to the optimum.
+"""The picture of README.md, from committed results: updates and optima over r, under two rules.
 
 python -m website.picture docs/assets/overview.png
 """
@@ -32,13 +31,13 @@ def picture() -> Figure:
             axes.set_xscale("log", base=2)
             axes.set_xticks([1, 2, 3, 4, 6, 12], labels=["1", "2", "3", "4", "6", "12"])
             axes.minorticks_off()
-            axes.set_xlabel("query heads that share a key/value head, r")
+            axes.set_xlabel("query heads per key/value head, r")
         left.legend(fontsize=9, loc="lower left", bbox_to_anchor=(0, 0.06))
         return figure
 
 
 def _updates(axes: Axes) -> None:
-    """The mean over layers, steps and seeds, as a share of what it is without sharing."""
+    """The mean over layers, steps and seeds, relative to its value at r = 1."""
     for rule, (label, colour) in RULES.items():
         check = recorded_check(RESULTS / "coordinate-check" / "paper" / rule, 60)
         for role, line in (("key", "-"), ("value", "--")):
@@ -66,7 +65,7 @@ def _updates(axes: Axes) -> None:
             )
     axes.set_ylim(0.25, 1.2)
     axes.set_title("Updates of shared keys and values", loc="left")
-    axes.set_ylabel("‖ΔW‖/‖W0‖ over that at r = 1")
+    axes.set_ylabel("‖ΔW‖/‖W0‖, relative to r = 1")
     _note(axes, "the paper's size, 5 steps, 10 seeds: 120 runs")
 
 
@@ -94,7 +93,7 @@ def _optima(axes: Axes) -> None:
     axes.set_ylabel("log2 of the base rate, 95 % interval")
     _note(
         axes,
-        f"width 96, 2 tokens a parameter, 3 seeds: {sum(int(row['runs']) for row in rows)} runs",
+        f"width 96, 2 tokens per parameter, 3 seeds: {sum(int(row['runs']) for row in rows)} runs",
     )
 
 
@@ -103,9 +102,7 @@ def _note(axes: Axes, text: str) -> None:
 
 
 def drawn(figure: Figure) -> list[list[list[float]]]:
-    """Every point, which the file carries along: so a test can tell when the results have moved
-    on.
-    """
+    """Every point. The file stores them, so that a test notices when the results change."""
     return [
         np.asarray(line.get_xydata()).round(6).tolist()
         for axes in figure.axes

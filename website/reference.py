@@ -1,4 +1,4 @@
-"""The API's page: every public name of every room, from its docstring, where it is defined."""
+"""The API page: every public name of every room, from its docstring."""
 
 import importlib
 import inspect
@@ -8,17 +8,18 @@ from types import ModuleType
 import mupscale
 
 ROOMS = (
-    "theory", "planning", "reading", "targets", "checks", "testing", "studies", "recipes", "analysis", "norms", "optim",
-    "models", "data", "training", "engines", "reports", "paper", "errors",
+    "theory", "planning", "reading", "targets", "checks", "testing", "studies", "recipes",
+    "analysis", "norms", "optim", "models", "data", "training", "engines", "reports", "paper",
+    "errors",
 )  # fmt: skip
 
 
 def page() -> str:
-    """What the package itself offers, as links; then the rooms."""
+    """The names of the package as links, then the rooms."""
     rooms = {room: importlib.import_module(f"mupscale.{room}") for room in ROOMS}
-    told = {name: place for module in rooms.values() for name, place in public(module).items()}
-    lines = ["# API", "", "What `import mupscale as mu` gives:", ""]
-    lines += [f"- [`mu.{name}`][{told[name]}]" for name in mupscale.__all__ if name in told]
+    places = {name: place for module in rooms.values() for name, place in public(module).items()}
+    lines = ["# API", "", "`import mupscale as mu` provides:", ""]
+    lines += [f"- [`mu.{name}`][{places[name]}]" for name in mupscale.__all__ if name in places]
     for room, module in rooms.items():
         lines += ["", f"## mupscale.{room}", "", inspect.getdoc(module) or "", ""]
         lines += [f"::: {place}" for place in public(module).values()]

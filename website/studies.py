@@ -1,7 +1,6 @@
-"""A page for each result of the paper's experiments: what it is, its claims and figures, and how to
-make it again.
+"""One page per experiment of the paper: its claims, its figures and the command that repeats it.
 
-Claims are lines of the table in results/README.md, which a test compares with the records.
+Claims are rows of the table in results/README.md, which a test compares with the records.
 """
 
 import os
@@ -11,18 +10,16 @@ from pathlib import Path
 from mupscale.paper import EXPERIMENTS
 
 PLACES = {"tau-epoch": "weight-decay"}
-"""Where the figures of an experiment are, if not in the folder of its name."""
+"""Folders of figures that are not named after their experiment."""
 OWN = {
     "weight-decay": lambda path: "tau" not in path.name,
     "tau-epoch": lambda path: "tau" in path.name,
 }
-"""Two experiments that share a folder: whose figure is whose."""
+"""Which figures belong to which of two experiments that share a folder."""
 
 
 def pages(results: Path) -> dict[str, str]:
-    """Text by place, for each experiment that the table tells something of, and the list of
-    them.
-    """
+    """Pages by path, for each experiment in the table, and their list."""
     table = (results / "README.md").read_text(encoding="utf-8").splitlines()
     claims = {
         name: [line for line in table if line.startswith(f"| {name} |")] for name in EXPERIMENTS
@@ -46,17 +43,18 @@ def pages(results: Path) -> dict[str, str]:
 
 def _page(name: str, claims: list[str], results: Path) -> Iterator[str]:
     yield f"# {name}\n"
-    yield f"*{EXPERIMENTS[name]}.* Make it again: `mupscale paper {name} --scale cpu`\n"
+    yield f"*{EXPERIMENTS[name]}.* Repeat it: `mupscale paper {name} --scale cpu`\n"
     for claim in claims:
         _, says, seen, runs, verdict = (word.strip() for word in claim.strip("| ").split(" | "))
-        yield f"**{says}**\n\n: {verdict}. Seen: {seen} ({runs} runs)\n".replace(" (– runs)", "")
+        yield f"**{says}**\n\n: {verdict}. Measured: {seen} ({runs} runs)\n".replace(
+            " (– runs)", ""
+        )
     for path in _figures(name, results):
         place = os.path.relpath(path, results / "pages")
         yield f"![{path.stem.replace('-', ' ')}]({place})\n"
 
 
 def _figures(name: str, results: Path) -> list[Path]:
-    """PNG, in the order of their names."""
     mine = OWN.get(name, lambda path: True)
     return [
         path for path in sorted((results / PLACES.get(name, name)).rglob("*.png")) if mine(path)
