@@ -17,7 +17,7 @@
 
   /* ---- numbers ---- */
 
-  /** What the formulas are made of: r and inner = heads × head_dim follow from the inputs. */
+  /** The symbols of the formulas; r and inner = heads × head_dim follow from the inputs. */
   const sizesOf = (given) => ({
     n: given.n,
     L: given.L,
@@ -34,13 +34,13 @@
       return { code, standing, formulas, steps };
     });
 
-  /** A formula at the target over the same at the base; what is 0 stays 0. As Scaling.evaluate. */
+  /** A formula at the target divided by the same at the base; 0 stays 0. As in Scaling.evaluate. */
   const ratio = (place, target, base) => {
     const high = data.functions[place](target);
     return high === 0 ? 0 : high / data.functions[place](base);
   };
 
-  /** For each unit, its five factors. */
+  /** The five factors of each unit. */
   const factors = (choice, target, base) =>
     columnsFor(choice).map((column) => column.formulas.map((place) => ratio(place, sizesOf(target), sizesOf(base))));
 
@@ -58,7 +58,7 @@
 
   const isSize = (text) => /^\d+$/.test(text) && Number(text) >= 1 && Number(text) <= LARGEST;
 
-  /** What is wrong with the inputs of one model, by name. */
+  /** The errors in the inputs of one model, by name. */
   const faultsOf = (given) => {
     const faults = {};
     for (const [name, text] of Object.entries(given)) {
@@ -91,7 +91,7 @@
       choices: literal({ rule: choice.rule, decay: choice.decay }),
       scalings: scalings.join("\n"),
     };
-    // {{ and }} stand for braces, {name} for what is filled in: as Python's str.format.
+    // {{ and }} are braces, {name} is filled in: as in Python's str.format.
     return data.python.replace(/\{\{|\}\}|\{(\w+)\}/g, (text, name) => (name ? given[name] : text[0]));
   };
 
@@ -119,7 +119,7 @@
     return `#${said}`;
   };
 
-  /** The state that an address says; what it leaves unsaid, or says wrongly, is that of the beginning. */
+  /** The state in an address; missing or invalid values get their defaults. */
   const fromHash = (hash) => {
     const said = new URLSearchParams(hash.slice(1));
     const state = beginning();
@@ -157,14 +157,14 @@
       make("select", { id: `calculator-${id}` }, ...names.map((name) => make("option", {}, name)), ...others),
     );
 
-  // Shown when the numbers are no preset's; there is nothing to choose in it.
+  // Shown when the numbers match no preset; it cannot be selected.
   const ownNumbers = () => make("option", { value: "", disabled: "" }, "own numbers");
 
   const choices = () =>
     make(
       "div",
       { class: "calculator-choices" },
-      select("preset", "Begin with", Object.keys(data.presets), ownNumbers()),
+      select("preset", "Start with", Object.keys(data.presets), ownNumbers()),
       select("rule", "Rule", data.rules),
       select("optimizer", "Optimizer", Object.keys(data.optimizers)),
       select("decay", "Weight decay", data.decays),
@@ -223,17 +223,17 @@
         "tbody",
         {},
         ...Object.keys(INPUTS).map(sizeRow),
-        followsRow("r", "query heads a key/value head, r"),
+        followsRow("r", "query heads per key/value head, r"),
         followsRow("inner", "heads × head dimension, inner"),
       ),
     );
 
-  // Roles are said again because narrow screens lay the table out as blocks, which takes them away.
+  // Roles are explicit because narrow screens lay the table out as blocks, which removes them.
   const results = () =>
     make(
       "table",
       { class: "calculator-results", role: "table" },
-      make("caption", {}, "Factors on the base’s values"),
+      make("caption", {}, "Factors on the base values"),
       make(
         "thead",
         { role: "rowgroup" },
@@ -323,7 +323,7 @@
       resultRow(data.units[k], column, values ? values[k] : column.formulas.map(() => null), square),
     );
     get("results").replaceChildren(...rows);
-    get("status").textContent = models ? "" : "The numbers come back when every input above is a size.";
+    get("status").textContent = models ? "" : "Correct the inputs above to see the numbers.";
     get("notes").replaceChildren(...tableFor(state).notes.map((place) => make("li", {}, data.notes[place])));
   };
 

@@ -16,8 +16,8 @@ _LINE_SECONDS = 30.0
 _DRAW_SECONDS = 0.5
 
 
-class Show:
-    """Draws the snapshots of a study, but not each of them."""
+class StudyDisplay:
+    """Draws snapshots of a study, at most a tenth of the time."""
 
     def __init__(self, study: "Study", live: Any) -> None:
         self._live, self._began = live, time.monotonic()
@@ -29,15 +29,19 @@ class Show:
         ended = sum(len(cell) for cell in snapshot.cells.values())
         if self._at_start is None:
             self._at_start = ended
-        now = time.monotonic()
-        if now < self._due and len(snapshot.done) < len(snapshot.cells):
-            return
         began = time.monotonic()
-        if self._live is not None:
-            self._live.update(self._table(snapshot, ended))
+        if began < self._due and len(snapshot.done) < len(snapshot.cells):
+            return
+        summary = self._summary(snapshot, ended)
+        if self._live is None:
+            remark(f"{self._name}: {summary}")
         else:
-            remark(f"{self._name}: {self._words(snapshot, ended)}")
-        # Drawing thousands of trials is slow: spend at most a tenth of the time on it.
+            from rich.text import Text
+
+            from mupscale.studies.summary import rows, table_text
+
+            self._live.update(Text(f"{table_text(rows(snapshot))}\n{summary}"))
+        # Drawing thousands of trials takes a while.
         pause = _DRAW_SECONDS if self._live is not None else _LINE_SECONDS
         self._due = began + max(pause, 10 * (time.monotonic() - began))
 
@@ -47,47 +51,19 @@ class Show:
         else:
             remark(text)
 
-    def _words(self, snapshot: "Snapshot", ended: int) -> str:
+    def _summary(self, snapshot: "Snapshot", ended: int) -> str:
+        done, cells = len(snapshot.done), len(snapshot.cells)
         expected = sum(snapshot.expected.values())
-        known = self._all_known(snapshot)
-        words = f"{ended} of {expected} trials{'' if known else ' or more'}"
-        done = f"{len(snapshot.done)} of {len(snapshot.cells)} cells done"
-        left, least = self._seconds_left(ended, expected), "" if known else "at least "
-        return f"{words}, {done}" + ("" if left is None else f", {least}{_duration(left)} left")
-
-    @staticmethod
-    def _all_known(snapshot: "Snapshot") -> bool:
-        return snapshot.config.search.method in ("grid", "random") or len(snapshot.done) == len(
-            snapshot.cells
-        )
-
-    def _seconds_left(self, ended: int, expected: int) -> float | None:
+        final = snapshot.config.search.method in ("grid", "random") or done == cells
         ran = ended - (self._at_start or 0)
-        if ran < 1 or expected <= ended:
-            return None
-        return (time.monotonic() - self._began) / ran * (expected - ended)
-
-    def _table(self, snapshot: "Snapshot", ended: int) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        from mupscale.studies.summary import interval_text, rows
-
-        table = Table(box=None, pad_edge=False)
-        for name in ("cell", "done", "running", "failed", "log2 lr", "interval", "lowest loss"):
-            table.add_column(name, justify="left" if name in ("cell", "interval") else "right")
-        for row in rows(snapshot):
-            table.add_row(
-                Text(row.cell + (" ✓" if row.done else "")),
-                str(row.ended),
-                str(row.running),
-                str(row.failed),
-                "" if row.optimum is None else f"{row.optimum:.2f}",
-                Text(interval_text(row)),
-                "" if row.best_loss is None else f"{row.best_loss:.4f}",
-            )
-        return Group(table, Text(self._words(snapshot, ended)))
+        parts = [
+            f"{ended} of {expected} trials{'' if final else ' or more'}",
+            f"{done} of {cells} cells done",
+        ]
+        if ran > 0 and expected > ended:
+            left = (time.monotonic() - self._began) / ran * (expected - ended)
+            parts.append(f"{'' if final else 'at least '}{_duration(left)} left")
+        return ", ".join(parts)
 
 
 def _duration(seconds: float) -> str:
@@ -102,14 +78,14 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def live(study: "Study") -> Generator[Show]:
+def live(study: "Study") -> Generator[StudyDisplay]:
     """Yield an object to report snapshots and remarks to."""
     from rich.console import Console
     from rich.live import Live
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Show(study, None)
+        yield StudyDisplay(study, None)
         return
     with Live(console=console, transient=True, refresh_per_second=4) as shown:
-        yield Show(study, shown)
+        yield StudyDisplay(study, shown)
