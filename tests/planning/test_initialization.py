@@ -135,11 +135,11 @@ def test_gains_that_act_as_one_plus_weight_start_at_what_gives_the_factor():
     ("options", "error", "message"),
     [
         ({"std": -1, "seed": 0}, OptionError, "std: -1"),
-        ({"std": {"embedding": 1.0}, "seed": 0}, OptionError, "std says nothing for"),
+        ({"std": {"embedding": 1.0}, "seed": 0}, OptionError, "std has no value for"),
         (
             {"std": {"default": 1.0, "gain": 1.0}, "seed": 0},
             OptionError,
-            "gain, which no parameter has",
+            "no parameter has the role gain",
         ),
         ({"std": {"default": 1.0, "embed": 1.0}, "seed": 0}, UnknownNameError, "embedding"),
         ({"std": 0.1, "seed": 0.5}, OptionError, "seed=0.5"),

@@ -108,7 +108,7 @@ class TestTheBase:
         ):
             mu.plan(model, base={"width": 16, "inner": 16})
         with pytest.raises(
-            DimensionError, match="heads × head_dim is 16, which is no multiple of head_dim=5"
+            DimensionError, match="heads × head_dim is 16, not a multiple of head_dim=5"
         ):
             mu.plan(model, base={"width": 16, "inner": 16, "head_dim": 5})
         with pytest.raises(DimensionError, match="2 heads of 8 cannot be shared by r=4"):
@@ -260,7 +260,7 @@ class TestTheRule:
         assert parts["router"].folded == 1 / 2
         assert parts["expert_in"].lr == parts["expert_out"].lr == 1 / 2
         assert any("router" in warning and "extrapolated" in warning for warning in plan.warnings)
-        with pytest.raises(NotExactError, match="not known that its output is linear"):
+        with pytest.raises(NotExactError, match="may not be linear in its weight"):
             mu.plan(model, base=base, multipliers="hook").initialize_(model, std=0.02, seed=0)
 
     def test_stacked_experts_cannot_be_hooked(self):
@@ -367,7 +367,7 @@ class TestRefusals:
         assert mu.plan(llama(), base=llama(), optimizer=adamw) == mu.plan(llama(), base=llama())
         with pytest.raises(UnknownNameError, match="optimizer 'mine'"):
             mu.plan(llama(), base=llama(), optimizer=replace(adamw, name="mine"))
-        with pytest.raises(OptionError, match="not the adamw that plans know"):
+        with pytest.raises(OptionError, match="differs from the built-in adamw"):
             mu.plan(llama(), base=llama(), optimizer=replace(adamw, decay="l2"))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mupscale.errors import NotExactError, UnreadableModelError
 from mupscale.planning.base import matched, with_fixed_norms
@@ -302,7 +303,7 @@ class ParameterAssignment:
         }
 
 
-def _optimized(factors: Factors) -> dict[str, float]:
+def _optimized(factors: Factors) -> dict[str, Any]:
     """The factors that a planned parameter keeps: all except the multiplier."""
     return {name: getattr(factors, name) for name in ("init_std", "lr", "weight_decay", "eps")}
 

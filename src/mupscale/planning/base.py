@@ -1,4 +1,4 @@
-"""The base: the small model that was tuned. It may be a model, a config, or plain dimensions."""
+"""The base, the small model that was tuned: a model, a config, or plain dimensions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,9 +12,7 @@ from mupscale.errors import DimensionError, OptionError, UnknownNameError, Unrea
 from mupscale.reading import ModelFacts, ParameterFact, role_row
 
 Base = nn.Module | ModelFacts | Mapping[str, int] | Any
-"""A model (also on the meta device), what was read of one, a Hugging Face config, or {"width": 512,
-"depth": 8}.
-"""
+"""A model (also on the meta device), its facts, a Hugging Face config, or dimensions."""
 
 DIMENSIONS = ("width", "depth", "r", "inner", "d_ff", "head_dim")
 
@@ -22,7 +20,7 @@ DIMENSIONS = ("width", "depth", "r", "inner", "d_ff", "head_dim")
 def base_facts(
     facts: ModelFacts, base: Base, read: Callable[[nn.Module], ModelFacts]
 ) -> ModelFacts:
-    """What is known of the base. `read` reads a model with the user's own settings."""
+    """The facts of the base. `read` reads a model with the user's settings."""
     if isinstance(base, ModelFacts):
         return base
     if isinstance(base, nn.Module):
@@ -32,9 +30,8 @@ def base_facts(
     if hasattr(base, "model_type") and hasattr(base, "to_dict"):
         return read(_from_config(facts.architecture, base))
     raise OptionError(
-        f"base={base!r} is not a base. Give the model that was tuned (also on the meta device), "
-        "its Hugging Face "
-        'config, or dimensions such as {"width": 512, "depth": 8}.'
+        f"base={base!r} is not a base. Pass the model that you tuned (also on the meta device), "
+        'its Hugging Face config, or dimensions such as {"width": 512, "depth": 8}.'
     )
 
 
@@ -49,12 +46,10 @@ def _from_config(kind: type[nn.Module], config: Any) -> nn.Module:
 
 
 def at_dimensions(facts: ModelFacts, dimensions: Mapping[str, int]) -> ModelFacts:
-    """The same model at other dimensions: those left out are its own, and every fan keeps its ratio
-    to the width.
+    """The same model at other dimensions. Fans keep their ratio to the width; others their value.
 
-    `inner` is heads × head_dim and `d_ff` the width of the feed-forward part. Heads are as large as
-    the model's unless `head_dim` is given: a base with small heads may be narrower than one head of
-    the model.
+    `inner` is heads × head_dim, `d_ff` the width of the feed-forward part. Without `head_dim`, the
+    heads keep their size: a base with small heads may be narrower than one head of the model.
     """
     asked = {name: _whole(name, value) for name, value in dimensions.items()}
     width, depth = asked.get("width", facts.width), asked.get("depth", facts.depth)
@@ -73,33 +68,36 @@ def at_dimensions(facts: ModelFacts, dimensions: Mapping[str, int]) -> ModelFact
     if heads and heads % shared:
         raise DimensionError(
             f"base: {heads} heads of {head_dim} cannot be shared by r={shared}. Choose another "
-            "width, or give a "
-            "base model: mupscale.proxy(config, width=…) makes one."
+            "width, or pass a base model: mupscale.proxy(config, width=…) makes one."
         )
     parameters = {
         name: _resized(fact, ratios, width, depth if fact.depth == facts.depth else fact.depth, r)
         for name, fact in facts.parameters.items()
     }
-    kv_heads = heads // shared if heads else None
     return replace(
-        facts, parameters=parameters, width=width, depth=depth, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+        facts,
+        parameters=parameters,
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=heads // shared if heads else None,
+        head_dim=head_dim,
         sketched=True,
-    )  # fmt: skip
+    )
 
 
 def _heads(facts: ModelFacts, head_dim: int | None, inner: Fraction) -> int | None:
-    """How many heads the base has: all of one size, the model's unless said."""
+    """The number of heads of the base; `head_dim` defaults to the model's."""
     if head_dim is None:
         return facts.heads and _scaled("the number of heads", facts.heads, inner)
     if facts.heads is None or facts.head_dim is None:
-        return None  # a model without a config: no factor rests on the number of heads
+        return None  # a model without a config: no factor depends on the number of heads
     total = facts.heads * facts.head_dim * inner
     heads = total / head_dim
     if heads.denominator != 1:
         raise DimensionError(
-            f"base: heads × head_dim is {float(total):g}, which is no multiple of "
-            f"head_dim={head_dim}. Choose another "
-            "head_dim, or give inner."
+            f"base: heads × head_dim is {float(total):g}, not a multiple of head_dim={head_dim}. "
+            "Choose another head_dim, or pass inner."
         )
     return int(heads)
 
@@ -113,33 +111,26 @@ def _whole(name: str, value: object) -> int:
 
 
 def _refuse_constants(facts: ModelFacts) -> None:
-    """A constant that may depend on width or depth is not known at other dimensions."""
-    with_constant = [
-        fact.name for fact in facts.parameters.values() if fact.forward_multiplier != 1
-    ]
-    if with_constant or facts.readout_multiplier != 1:
-        where = with_constant[0] if with_constant else "the logits"
-        constant = (
-            facts.parameters[where].forward_multiplier
-            if with_constant
-            else facts.readout_multiplier
-        )
-        raise UnreadableModelError(
-            f"the model's forward pass multiplies {where} by {constant:.6g}, which may be another "
-            "number in the base. "
-            "Give a base model instead of plain dimensions, built as this one at the size that was "
-            "tuned; for a model "
-            "of transformers, mupscale.proxy(model.config, width=…, depth=…) gives its config."
-        )
+    """A constant that may depend on width or depth has an unknown value at other dimensions."""
+    constants = {fact.name: fact.forward_multiplier for fact in facts.parameters.values()}
+    constants["the logits"] = facts.readout_multiplier
+    for where, constant in constants.items():
+        if constant != 1:
+            raise UnreadableModelError(
+                f"the model's forward pass multiplies {where} by {constant:.6g}, which may differ "
+                "in the base. Pass a base model instead of dimensions, built like this one at the "
+                "size that you tuned; for a model of transformers, "
+                "mupscale.proxy(model.config, width=…, depth=…) gives its config."
+            )
 
 
 def _ratio(
     facts: ModelFacts, asked: Mapping[str, int], name: str, roles: tuple[str, ...], width: Fraction
-) -> Fraction:  # fmt: skip
+) -> Fraction:
     if name not in asked:
         return width
-    found = {fact.role: fact.fan_in for fact in facts.parameters.values()}
-    own = next((found[role] for role in roles if role in found), None)
+    fans = {fact.role: fact.fan_in for fact in facts.parameters.values()}
+    own = next((fans[role] for role in roles if role in fans), None)
     if own is None:
         raise DimensionError(
             f"base: {name}={asked[name]}, but the model has no parameter with the role {roles[0]}."
@@ -152,8 +143,7 @@ def _scaled(what: str, value: int, ratio: Fraction) -> int:
     if scaled.denominator != 1:
         raise DimensionError(
             f"base: {what} would be {float(scaled):g} instead of {value}, which is not whole. "
-            "Choose another width, or "
-            "give a base model: mupscale.proxy(config, width=…) makes one."
+            "Choose another width, or pass a base model: mupscale.proxy(config, width=…) makes one."
         )
     return int(scaled)
 
@@ -168,15 +158,12 @@ def _resized(
     r = fact.repetitions if r is None else r
     row = role_row(fact.role)
     grows_out, grows_in = row.grows
-    fan_out = (
-        _scaled(f"the outputs of {fact.name}", fact.fan_out, ratios[grows_out])
-        if grows_out
-        else fact.fan_out
-    )
-    fan_in = (
-        _scaled(f"the inputs of {fact.name}", fact.fan_in, ratios[grows_in])
-        if grows_in
-        else fact.fan_in
+    fan_out, fan_in = (
+        _scaled(f"the {what} of {fact.name}", fan, ratios[grows]) if grows else fan
+        for what, fan, grows in (
+            ("outputs", fact.fan_out, grows_out),
+            ("inputs", fact.fan_in, grows_in),
+        )
     )
     if fact.role in ("key", "value"):
         fan_out = _scaled(f"the outputs of {fact.name}", fan_out, Fraction(fact.repetitions, r))
@@ -190,9 +177,7 @@ def _resized(
 
 
 def matched(facts: ModelFacts, base: ModelFacts) -> dict[str, ParameterFact]:
-    """For each parameter its counterpart in the base: by name at the same depth, by template
-    otherwise.
-    """
+    """The counterpart of each parameter in the base: by name at equal depth, else by template."""
     by_template: dict[str, list[ParameterFact]] = {}
     for fact in base.parameters.values():
         by_template.setdefault(fact.template, []).append(fact)
@@ -200,7 +185,7 @@ def matched(facts: ModelFacts, base: ModelFacts) -> dict[str, ParameterFact]:
     if lost:
         few = ", ".join(sorted(lost)[:4]) + (", …" if len(lost) > 4 else "")
         raise UnreadableModelError(
-            f"the base has no parameter like {few}. It must be of the same architecture."
+            f"the base has no parameter like {few}. It must have the same architecture."
         )
     return {
         name: _counterpart(fact, base.parameters.get(name), by_template[fact.template])
@@ -209,10 +194,9 @@ def matched(facts: ModelFacts, base: ModelFacts) -> dict[str, ParameterFact]:
 
 
 def with_fixed_norms(facts: ModelFacts, base: ModelFacts) -> tuple[ModelFacts, ModelFacts]:
-    """Both models with one answer to whether a norm's gain and bias grow with the width: by
-    comparing their lengths.
+    """Decide for both models which gains and biases grow with the width, by their lengths.
 
-    One with an entry for each layer is longer for another reason.
+    One with an entry per layer is longer for another reason.
     """
     if facts.width == base.width or base.sketched:
         return facts, base
@@ -221,23 +205,23 @@ def with_fixed_norms(facts: ModelFacts, base: ModelFacts) -> tuple[ModelFacts, M
     for fact in facts.parameters.values():
         like = other.get(fact.template)
         if fact.role == "gain" and like is not None:
-            for_each_layer = (fact.shape, like.shape) == ((facts.depth,), (base.depth,))
-            fixed[_module(fact.template)] = fact.shape == like.shape or for_each_layer
+            per_layer = (fact.shape, like.shape) == ((facts.depth,), (base.depth,))
+            fixed[_module(fact.template)] = fact.shape == like.shape or per_layer
 
-    def agreed(one: ModelFacts) -> ModelFacts:
+    def agreed(model: ModelFacts) -> ModelFacts:
         parameters = {
             name: replace(fact, fixed=fixed[module])
             if fact.role in ("gain", "bias") and (module := _module(fact.template)) in fixed
             else fact
-            for name, fact in one.parameters.items()
+            for name, fact in model.parameters.items()
         }
-        return replace(one, parameters=parameters)
+        return replace(model, parameters=parameters)
 
     return agreed(facts), agreed(base)
 
 
 def _module(template: str) -> str:
-    """The module of a parameter; a gain that stands by itself (resid_lambdas) is its own."""
+    """The module of a parameter; a gain outside any module (resid_lambdas) is its own."""
     return template.rpartition(".")[0] or template
 
 
@@ -250,14 +234,13 @@ def _counterpart(
     same_depth = same_name is not None and same_name.depth == fact.depth
     if len(candidates) > 1 and not same_depth:
         raise UnreadableModelError(
-            f"{fact.template} has several shapes in the base, so that {fact.name} has no "
-            "counterpart at another depth. "
-            "Give a base with the same number of layers."
+            f"{fact.template} has several shapes in the base, so {fact.name} has no counterpart at "
+            "another depth. Use a base with the same number of layers."
         )
     other = same_name if same_depth else alike[0]
     assert other is not None
     if other.role != fact.role:
         raise UnreadableModelError(
-            f"{fact.name} is {fact.role} here and {other.role} in the base. Give `roles`."
+            f"{fact.name} is {fact.role} here and {other.role} in the base. Pass roles={{…}}."
         )
     return other

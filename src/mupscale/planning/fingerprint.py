@@ -1,6 +1,4 @@
-"""Whether weights are those that a plan draws: by their statistics, since their bits depend on the
-seed.
-"""
+"""Whether a plan drew the weights: by their statistics, since their bits depend on the seed."""
 
 import math
 import statistics
@@ -9,36 +7,35 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from mupscale.planning.groups import PerRole, value_of
+from mupscale.planning.rows import local_part
 from mupscale.planning.values import PlannedParameter
 
 SAMPLE = 1 << 16
-"""Entries of a tensor that are looked at: enough for its size to 0.3 %."""
+"""Entries of a tensor that are inspected: enough for its size to 0.3 %."""
 ERRORS = 6.0
-"""Standard errors that are put down to chance: one false alarm in 10⁹ tensors."""
+"""Standard errors that are attributed to chance: one false alarm in 10⁹ tensors."""
 SIZE, SHAPE = 0.05, 0.2
-"""What else may be off: the root mean square by 5 %, the kurtosis, 3 for normal numbers and 1.8 for
-uniform, by 0.2.
+"""Tolerances beyond chance: 5 % of the root mean square, and 0.2 of the kurtosis, which is 3 for
+normal numbers and 1.8 for uniform ones.
 """
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """What was seen of the numbers that one standard deviation was meant for."""
+    """Statistics of the numbers that were drawn with one standard deviation."""
 
     parameter: PlannedParameter
     factor: float
-    "On the base's standard deviation."
+    """On the base's standard deviation."""
     count: int
     rms: float
     kurtosis: float
 
     @property
     def base_std(self) -> float:
-        """What the base's standard deviation would have been."""
+        """The standard deviation of the base that would give this size."""
         return self.rms / self.factor
 
     def differs_from(self, expected: float) -> bool:
@@ -47,9 +44,8 @@ class _Sample:
 
     @property
     def normal(self) -> bool:
-        return self.rms == 0 or abs(self.kurtosis - 3) <= SHAPE + ERRORS * math.sqrt(
-            24 / self.count
-        )
+        allowed = SHAPE + ERRORS * math.sqrt(24 / self.count)
+        return self.rms == 0 or abs(self.kurtosis - 3) <= allowed
 
 
 def unplanned_weights(
@@ -58,74 +54,56 @@ def unplanned_weights(
     std: PerRole | None,
     padding: Mapping[str, int],
 ) -> list[str]:
-    """One line for each template whose weights a plan would not have drawn, or set, so.
+    """One line per template whose weights differ from what the plan draws or sets.
 
     Without `std`, the sizes of the weights are compared with each other: all must come from one
     base value.
     """
-    here = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if tensor.requires_grad and not tensor.is_meta
-    }
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     samples: list[_Sample] = []
-    for name, tensor in here.items():
+    for name, tensor in tensors.items():
         p = parameters[name]
-        if (not p.drawn or p.kept) and p.start is not None:
-            if _differs(tensor, p.start):
-                found.setdefault(
-                    p.template, f"{p.template} is not at {p.start:g}, where the plan sets it"
-                )
-        elif p.drawn and not p.kept:
+        if not tensor.requires_grad or tensor.is_meta:
+            continue
+        if p.drawn and not p.kept:
             samples += _samples(p, tensor, padded=name in padding)
-    for template, said in _of_samples(samples, std):
-        found.setdefault(template, said)
-    return list(found.values())
+        elif p.start is not None and _differs(tensor, p.start):
+            message = f"{p.template} is not {p.start:g}, the constant of the plan"
+            problems.setdefault(p.template, message)
+    for template, message in _of_samples(samples, std):
+        problems.setdefault(template, message)
+    return list(problems.values())
 
 
 def _of_samples(samples: Sequence[_Sample], std: PerRole | None) -> Iterator[tuple[str, str]]:
-    usable = [one for one in samples if one.count and one.factor]
-    drawn = [one.base_std for one in usable if one.rms]
+    usable = [sample for sample in samples if sample.count and sample.factor]
+    drawn = [sample.base_std for sample in usable if sample.rms]
     common = statistics.median_low(drawn) if drawn else 0.0
-    for one in usable:
-        p = one.parameter
-        if std is None and not one.rms:
-            continue  # a base std of 0 for a role, as for a readout that starts at zero
-        expected = one.factor * (common if std is None else value_of(std, p.role))
-        if one.differs_from(expected):
-            yield (
-                p.template,
-                f"{p.template} has a root mean square of {one.rms:.4g}, the plan draws it with "
-                f"{expected:.4g}",
-            )
-        elif not one.normal:
-            yield (
-                p.template,
-                f"{p.template} is not normal: its kurtosis is {one.kurtosis:.3g}, that of what the "
-                "plan draws 3",
-            )
+    for sample in usable:
+        p = sample.parameter
+        if std is None and not sample.rms:
+            continue  # a base std of 0 for a role, such as a readout that starts at zero
+        expected = sample.factor * (common if std is None else value_of(std, p.role))
+        if sample.differs_from(expected):
+            size = f"a root mean square of {sample.rms:.4g}"
+            yield p.template, f"{p.template} has {size}, the plan draws it with {expected:.4g}"
+        elif not sample.normal:
+            kurtosis = f"its kurtosis is {sample.kurtosis:.3g} instead of 3"
+            yield p.template, f"{p.template} is not normal: {kurtosis}"
 
 
 @torch.no_grad()
 def _differs(tensor: Tensor, start: float) -> bool:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    local = local_part(tensor)[0]
     return bool((local != torch.tensor(start, dtype=local.dtype, device=local.device)).any())
 
 
 @torch.no_grad()
 def _samples(p: PlannedParameter, tensor: Tensor, *, padded: bool) -> Iterator[_Sample]:
-    local, begin = tensor, 0
-    if isinstance(tensor, DTensor):
-        local = tensor.to_local()
-        _, offset = compute_local_shape_and_global_offset(
-            tensor.shape, tensor.device_mesh, tensor.placements
-        )
-        begin = offset[p.out_axis]
-    rest = (
-        1 - 1 / p.shape[0] if padded else 1.0
-    )  # one row of zeros shrinks the second and the fourth moment alike
-    for factor, part in _parts(p, local, begin):
+    local, _, offset = local_part(tensor)
+    # One row of zeros shrinks the second and the fourth moment alike.
+    rest = 1 - 1 / p.shape[0] if padded else 1.0
+    for factor, part in _parts(p, local, offset[p.out_axis]):
         numbers = part.reshape(-1)[:: max(1, part.numel() // SAMPLE)].double()
         if numbers.numel() and rest:
             second, fourth = (numbers.pow(power).mean().item() / rest for power in (2, 4))
@@ -134,7 +112,7 @@ def _samples(p: PlannedParameter, tensor: Tensor, *, padded: bool) -> Iterator[_
 
 
 def _parts(p: PlannedParameter, local: Tensor, begin: int) -> Iterator[tuple[float, Tensor]]:
-    """The local part of a tensor by the factors of its rows."""
+    """The local part of a tensor, split by the factors of its rows."""
     if not p.rows:
         yield p.init_std, local
         return

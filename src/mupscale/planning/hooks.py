@@ -1,6 +1,4 @@
-"""Factors that stay in the forward pass, as removable hooks; and `bake`, which puts them into the
-weights for good.
-"""
+"""Factors that stay in the forward pass as removable hooks; `bake` multiplies them in."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,15 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from mupscale.errors import NotExactError, OptionError, UnreadableModelError
+from mupscale.planning.rows import along, row_factors
 from mupscale.planning.values import Hook
 from mupscale.reading.structure import bare, bare_name, kind_of
 
 
 class Multiply:
-    """A forward hook (or pre-hook) that multiplies what a module gives (or takes) by a constant."""
+    """A forward hook (or pre-hook) that multiplies a module's output (or input) by a constant."""
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
@@ -28,19 +26,22 @@ class Multiply:
 
 
 class MultiplyRows(Multiply):
-    """A forward hook that multiplies some rows of a linear layer's weight by constants, and leaves
-    its bias alone.
-    """
+    """A forward hook that multiplies rows of a linear layer's weight, but not of its bias."""
 
     def __init__(self, hook: Hook, weight: Tensor, outputs: int) -> None:
         super().__init__(hook)
         self.outputs = outputs
-        self.factors = _row_factors(hook, outputs, weight)
+        self.factors = self._on(weight)
+
+    def _on(self, like: Tensor) -> Tensor:
+        """One factor per row, on the device of `like`, in at least its precision."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return row_factors(self.outputs, self.hook.rows, dtype=dtype).to(like.device)
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any = None) -> Any:
         moved = self.factors.device != output.device
         if moved or (output.dtype == torch.float64 != self.factors.dtype):
-            self.factors = _row_factors(self.hook, self.outputs, output)
+            self.factors = self._on(output)
         factors, bias = self.factors.to(output.dtype), getattr(module, "bias", None)
         if bias is None:
             return output * factors
@@ -48,36 +49,30 @@ class MultiplyRows(Multiply):
         return (output - bias) * factors + bias
 
 
-def _row_factors(hook: Hook, outputs: int, like: Tensor) -> Tensor:
-    """One factor a row, on the device of `like` and at least as exact."""
-    factors = torch.ones(
-        outputs, dtype=torch.float64 if like.dtype == torch.float64 else torch.float32
-    )
-    for slices, factor in hook.rows:
-        for start, stop in slices:
-            factors[start:stop] = factor
-    return factors.to(like.device)
-
-
 def attach(model: nn.Module, hooks: Iterable[Hook]) -> None:
-    """Put the hooks onto a model that has none; the same ones again change nothing."""
+    """Attach the hooks to a model that has none; attaching the same ones again does nothing."""
     wanted, present = set(hooks), attached(model)
     if wanted == present:
         return
     if present:
         raise OptionError(
-            f"the model carries hooks of another plan, on {next(iter(present)).module}. Remove "
-            "them with that "
-            "plan's detach_ or bake_ first."
+            f"the model has hooks of another plan, on {next(iter(present)).module}. Remove them "
+            "with that plan's detach_ or bake_ first."
         )
     _refuse_compiled(model)
     modules = _modules(model)
     for hook in wanted:
         if hook.module not in modules:
             raise UnreadableModelError(
-                f"the model has no module {hook.module!r}, which the plan puts a hook on."
+                f"the model has no module {hook.module!r}, to which the plan attaches a hook."
             )
-        _check(hook, modules[hook.module])
+        module = modules[hook.module]
+        if kind_of(module) == "other":
+            raise NotExactError(
+                f"{hook.module} is a {type(module).__name__}, whose output may not be linear in "
+                "its weight: a hook there may not be exact. Use multipliers='fold', or an "
+                "optimizer that allows it."
+            )
     for hook in wanted:
         _register(hook, modules[hook.module])
 
@@ -94,17 +89,11 @@ def _register(hook: Hook, module: nn.Module) -> None:
 
 def _outputs(module: nn.Module) -> int:
     weight: Any = module.weight
-    return weight.shape[1 if hasattr(module, "nf") else 0]
+    return weight.shape[_out_axis(module)]
 
 
-def _check(hook: Hook, module: nn.Module) -> None:
-    if kind_of(module) == "other":
-        raise NotExactError(
-            f"{hook.module} is a {type(module).__name__}, of which it is not known that its output "
-            "is linear in its "
-            "weight: a hook there may not be exact. Use multipliers='fold', or an optimizer that "
-            "allows it."
-        )
+def _out_axis(module: nn.Module) -> int:
+    return 1 if hasattr(module, "nf") else 0  # Conv1D of transformers stores its weight transposed
 
 
 def _refuse_compiled(model: nn.Module) -> None:
@@ -114,32 +103,31 @@ def _refuse_compiled(model: nn.Module) -> None:
         )
         if compiled:
             raise OptionError(
-                f"the model (module {name!r}) is compiled already, and compiled code does not see "
-                "hooks that come "
-                "later. Call plan.initialize_ or plan.attach_ before torch.compile."
+                f"the model (module {name!r}) is already compiled, and compiled code ignores hooks "
+                "added later. Call plan.initialize_ or plan.attach_ before torch.compile."
             )
 
 
 def detach(model: nn.Module) -> None:
-    """Take every hook of a plan off."""
+    """Remove every hook of a plan."""
     for registered, key, _ in _registered(model):
         del registered[key]
 
 
 def attached(model: nn.Module) -> set[Hook]:
-    """The hooks that a model carries."""
+    """The plan hooks on a model."""
     return {function.hook for _, _, function in _registered(model)}
 
 
 def _registered(model: nn.Module) -> list[tuple[dict[int, Any], int, Multiply]]:
-    found: list[tuple[dict[int, Any], int, Multiply]] = []
+    hooks: list[tuple[dict[int, Any], int, Multiply]] = []
     for module in bare(model).modules():
         inside: Any = module
         for registered in (inside._forward_hooks, inside._forward_pre_hooks):
-            found += [
+            hooks += [
                 (registered, key, f) for key, f in registered.items() if isinstance(f, Multiply)
             ]
-    return found
+    return hooks
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -151,7 +139,7 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
 def bake(
     model: nn.Module, hooks: Iterable[Hook], final_norm: str | None, offsets: Mapping[str, float]
 ) -> None:
-    """Multiply the weights by what the hooks multiply by, and take the hooks off."""
+    """Multiply the hooks' factors into the weights, and remove the hooks."""
     baking = _Baking(_modules(model), final_norm, offsets)
     changes = [change for hook in hooks for change in baking.changes(hook)]
     for weight, factor, offset in changes:
@@ -169,17 +157,15 @@ class _Baking:
     offsets: Mapping[str, float]
 
     def changes(self, hook: Hook) -> Iterator[Change]:
-        """What to multiply by what, in place of a hook; the third value is what the tensor's effect
-        has on top.
-        """
+        """(tensor, factor, offset) in place of a hook; a gain acts as offset + tensor."""
         module: Any = self.modules[hook.module]
         if hook.where == "rows":
-            yield module.weight, _along_rows(hook, module), 0.0
+            factors = row_factors(_outputs(module), hook.rows)
+            yield module.weight, along(_out_axis(module), factors, module.weight), 0.0
         elif not self._is_shared(module):
             yield from self._own(hook)
-        elif (
-            hook.where == "output"
-        ):  # the embedding's: its weight takes it, and the readout must not
+        elif hook.where == "output":
+            # The embedding's: its weight takes the factor, and the readout must not.
             yield module.weight, hook.factor, 0.0
             yield from self._before_readout(hook, 1 / hook.factor)
         else:
@@ -189,8 +175,7 @@ class _Baking:
         tensors = dict(self.modules[hook.module].named_parameters(recurse=False))
         if not tensors:
             raise NotExactError(
-                f"{hook.module} has no gain that could take the factor {hook.factor:g}: keep the "
-                "hook."
+                f"{hook.module} has no gain to carry the factor {hook.factor:g}. Keep the hook."
             )
         for name, tensor in tensors.items():
             if hook.where == "output" or name == "weight":
@@ -200,8 +185,8 @@ class _Baking:
         if self.final_norm is None:
             raise NotExactError(
                 f"{hook.module} shares its weight with the embedding or readout, and there is no "
-                "final norm whose gain "
-                "could take the factor. Keep the hook, or untie the two before baking."
+                "final norm whose gain could carry the factor. Keep the hook, or untie the two "
+                "before baking."
             )
         yield from self._own(Hook(self.final_norm, "output", factor))
 
@@ -211,14 +196,3 @@ class _Baking:
             id(m) for m in self.modules.values() for p in m.parameters(recurse=False) if p is weight
         }
         return len(owners) > 1
-
-
-def _along_rows(hook: Hook, module: nn.Module) -> Tensor:
-    weight: Any = module.weight
-    factors = _row_factors(hook, _outputs(module), weight).to(weight.dtype)
-    factors = factors if hasattr(module, "nf") else factors[:, None]
-    if isinstance(weight, DTensor):
-        return distribute_tensor(
-            factors, weight.device_mesh, [Replicate()] * weight.device_mesh.ndim
-        )
-    return factors

@@ -1,16 +1,13 @@
-"""Random weights that depend on (seed, parameter name) and nothing else: not on order, sharding or
-device.
-"""
+"""Random weights that depend only on (seed, parameter name): not on order, sharding or device."""
 
 import hashlib
 import math
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from mupscale.errors import OptionError
+from mupscale.planning.rows import local_part, row_factors
 from mupscale.planning.values import PlannedParameter
 
 _CHUNK = 1 << 22
@@ -26,32 +23,25 @@ def initialize(
     seed: int,
     padding: int | None = None,
 ) -> None:
-    """Set a parameter: drawn with `std` times its factor, or its constant; one that is kept, or has
-    none, is left.
+    """Draw a parameter with `std` times its factor, set it to its constant, or leave it as it is.
 
     `padding` is the row of an embedding that stays zero.
     """
     if tensor.is_meta:
         raise OptionError(
-            f"{parameter.name} is on the meta device and has no numbers to set. Materialize the "
-            "model first: "
-            "model.to_empty(device=…)."
+            f"{parameter.name} is on the meta device and has no values to set. Materialize the "
+            "model first: model.to_empty(device=…)."
         )
     if not parameter.drawn or parameter.kept:
         if parameter.start is not None and parameter.kept != "frozen":
             tensor.fill_(parameter.start)
         return
-    local, shape, offset = _local(tensor)
-    drawn = _draw(parameter, shape, offset, seed).to(
-        torch.promote_types(tensor.dtype, torch.float32)
-    )
-    scale = torch.full(
-        (parameter.shape[parameter.out_axis],), parameter.init_std * std, dtype=torch.float64
-    )
-    for block in parameter.rows:
-        for start, stop in block.slices:
-            scale[start:stop] = block.init_std * std
+    local, shape, offset = local_part(tensor)
+    precision = torch.promote_types(tensor.dtype, torch.float32)
+    drawn = _draw(parameter, shape, offset, seed).to(precision)
     axis = parameter.out_axis
+    blocks = [(block.slices, block.init_std * std) for block in parameter.rows]
+    scale = row_factors(parameter.shape[axis], blocks, default=parameter.init_std * std)
     scale = scale[offset[axis] : offset[axis] + shape[axis]]
     drawn *= scale.reshape([-1 if k == axis else 1 for k in range(len(shape))]).to(drawn.dtype)
     if padding is not None and 0 <= padding - offset[0] < shape[0]:
@@ -59,22 +49,10 @@ def initialize(
     local.copy_(drawn)
 
 
-def _local(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
-    """The part of a tensor that lives here, its shape, and where it begins in the whole."""
-    if not isinstance(tensor, DTensor):
-        return tensor, tuple(tensor.shape), (0,) * tensor.ndim
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
-    return tensor.to_local(), tuple(shape), tuple(offset)
-
-
 def _draw(
     parameter: PlannedParameter, shape: tuple[int, ...], offset: tuple[int, ...], seed: int
 ) -> Tensor:
-    """Standard normal numbers of the part that begins at `offset`: row by row, a chunk of rows from
-    one generator.
-    """
+    """Standard normal numbers of the part at `offset`; each chunk of rows has its own generator."""
     row = parameter.shape[1:]
     per_chunk = max(1, _CHUNK // max(1, math.prod(row)))
     first, last = offset[0], offset[0] + shape[0]

@@ -31,20 +31,38 @@ def plan(
     ignore: Collection[str] = (),
     inputs: Inputs | None = None,
 ) -> Plan:
-    """What each parameter of a model gets, relative to the values tuned on `base`. The model is not
-    changed.
+    """Plan what each parameter of a model gets, relative to values tuned on `base`.
 
-    model        any nn.Module, also on the meta device, or its facts base         the model that was tuned (meta
-    will do), its Hugging Face config, or {"width": 512, "depth": 8} optimizer    adamw, adam, sgd,
-    momentum, lion, muon, …; or its class, torch.optim.AdamW rule         sp, mup, complete-p,
-    gqa-mup, the rule.json of a calibration, or a Rule decay        lr_coupled, independent or l2;
-    what torch's optimizer does, unless said reference_r  read key/value sharing against this r
-    instead of the base's; 1 gives the paper's absolute factor multipliers  "fold" them into the
-    weights where that is exact, or "hook" them into the forward pass roles        what a parameter
-    is, by pattern, where it is not understood: {"*.mixer.in_proj.weight": "hidden"} ignore
-    keys of the config that look like multipliers and do not change with width or depth inputs
-    arguments of the forward pass, for a model that does not take tokens alone reading      roles,
-    ignore and inputs as one value, which a plan keeps
+    The model does not change.
+
+    Parameters
+    ----------
+    model
+        Any nn.Module, also on the meta device, or its facts.
+    base
+        The model that you tuned (also on the meta device), its Hugging Face config, or dimensions:
+        {"width": 512, "depth": 8}.
+    optimizer
+        adamw, adam, sgd, momentum, lion, muon, …, or a class such as torch.optim.AdamW.
+    rule
+        sp, mup, complete-p, gqa-mup, the rule.json of a calibration, or a Rule.
+    decay
+        lr_coupled, independent or l2 (default: what torch's optimizer does).
+    reference_r
+        Compare r, the query heads per key/value head, with this value instead of the base's r.
+        1 gives the paper's absolute factor.
+    multipliers
+        "fold" moves factors of the forward pass into the weights where that is exact; "hook" keeps
+        them in the forward pass.
+    roles
+        Roles by pattern, for parameters that mupscale cannot identify:
+        {"*.mixer.in_proj.weight": "hidden"}.
+    ignore
+        Keys of the config that look like multipliers but do not change with width or depth.
+    inputs
+        Arguments of the forward pass, for a model that needs more than tokens.
+    reading
+        roles, ignore and inputs as one value, which the plan keeps.
     """
     reading = (reading or Reading()) | Reading(roles or {}, tuple(ignore), inputs)
     chosen = _known(optimizer)
@@ -53,9 +71,9 @@ def plan(
         raise UnknownNameError("decay", decay, DECAYS)
     if multipliers not in get_args(Multipliers):
         raise UnknownNameError("choice for multipliers", multipliers, get_args(Multipliers))
-    facts, low = _facts(model, base, reading)
+    facts, tuned = _facts(model, base, reading)
     choices = PlanChoices(chosen, rule, decay or chosen.decay, reference_r, multipliers)
-    assignment = ParameterAssignment(facts, low, choices)
+    assignment = ParameterAssignment(facts, tuned, choices)
     parameters = assignment.parameters()
     return Plan(
         model=facts.architecture.__name__,
@@ -63,13 +81,13 @@ def plan(
         rule=rule,
         decay=choices.decay,
         target=_dimensions(facts),
-        base=_dimensions(low),
+        base=_dimensions(tuned),
         multipliers=multipliers,
         parameters=parameters,
         hooks=tuple(assignment.hooks),
         final_norm=facts.final_gain.rpartition(".")[0] if facts.final_gain else None,
         reference_r=reference_r,
-        warnings=tuple(cautions(facts, low, choices, parameters)),
+        warnings=tuple(cautions(facts, tuned, choices, parameters)),
         reading=reading,
     )
 
@@ -77,7 +95,7 @@ def plan(
 def _facts(
     model: nn.Module | ModelFacts, base: Base, reading: Reading
 ) -> tuple[ModelFacts, ModelFacts]:
-    """The facts of a model and of its base; what was read already is not read again."""
+    """The facts of a model and of its base; facts passed in are not read again."""
     if isinstance(model, nn.Module) and isinstance(base, nn.Module) and base is not model:
         return read_with_base(model, base, reading=reading)
     facts = model if isinstance(model, ModelFacts) else read(model, reading=reading)
@@ -85,28 +103,25 @@ def _facts(
         return facts, facts
 
     def read_base(other: nn.Module) -> ModelFacts:
-        return read(other, reading=reading.fitting(_names(other)), like=facts)
+        names = [bare_name(name) for name, _ in bare(other).named_parameters()]
+        return read(other, reading=reading.fitting(names), like=facts)
 
     return facts, base_facts(facts, base, read_base)
 
 
 def _known(optimizer: object) -> Optimizer:
-    """A plan keeps the name of its optimizer, so the name must say all of it."""
+    """A plan stores only the name of its optimizer, so the name must identify it."""
     known = optimizer_named(optimizer.name if isinstance(optimizer, Optimizer) else optimizer)
     if isinstance(optimizer, Optimizer) and optimizer != known:
         raise OptionError(
-            f"this optimizer is called {optimizer.name!r}, and is not the {optimizer.name} that "
-            "plans know. Give it a "
-            "name of its own, and derive its factors with mupscale.derive(unit, optimizer)."
+            f"this optimizer has the name {optimizer.name!r} but differs from the built-in "
+            f"{optimizer.name}. Give it another name, and derive its factors with "
+            "mupscale.derive(unit, optimizer)."
         )
     return known
 
 
-def _names(base: nn.Module) -> list[str]:
-    return [bare_name(name) for name, _ in bare(base).named_parameters()]
-
-
 def _dimensions(facts: ModelFacts) -> dict[str, int]:
-    numbers = {"width": facts.width, "depth": facts.depth, "heads": facts.heads, "kv_heads": facts.kv_heads,
-               "head_dim": facts.head_dim, "r": facts.repetitions}  # fmt: skip
-    return {name: value for name, value in numbers.items() if value is not None}
+    names = ("width", "depth", "heads", "kv_heads", "head_dim")
+    sizes = {name: getattr(facts, name) for name in names} | {"r": facts.repetitions}
+    return {name: value for name, value in sizes.items() if value is not None}

@@ -51,13 +51,16 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 def parameter_from_dict(data: Mapping[str, Any]) -> PlannedParameter:
-    rows = tuple(RowBlock(**{**row, "slices": _slices(row["slices"])}) for row in data["rows"])
-    return PlannedParameter(**{**data, "shape": tuple(data["shape"]), "rows": rows})
+    rows = [RowBlock(**_with(row, slices=_slices(row["slices"]))) for row in data["rows"]]
+    return PlannedParameter(**_with(data, shape=tuple(data["shape"]), rows=tuple(rows)))
 
 
 def hook_from_dict(data: Mapping[str, Any]) -> Hook:
-    rows = tuple((_slices(slices), factor) for slices, factor in data["rows"])
-    return Hook(**{**data, "rows": rows})
+    return Hook(**_with(data, rows=tuple((_slices(s), factor) for s, factor in data["rows"])))
+
+
+def _with(data: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**data, **changes}
 
 
 def _slices(data: list[list[int]]) -> tuple[tuple[int, int], ...]:

@@ -1,6 +1,4 @@
-"""Whether an optimizer is the one that a plan was made for, and still has its values: after
-`load_state_dict`, say.
-"""
+"""Whether an optimizer follows a plan, also after `load_state_dict`."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,19 +14,22 @@ from mupscale.planning.groups import PerRole, takes_no_eps, value_of
 from mupscale.planning.values import PlannedParameter
 from mupscale.theory import Decay, name_of_class
 
-_TOLERANCE = 1e-6
+TOLERANCE = 1e-6
+"""Relative: room for rounding in float32, far below any change that matters to training."""
 _ADAMS = {"adam", "adamw"}
 """The same steps; they differ in how they decay."""
+_SHOWN = 8
+"""Templates that a message about weights lists."""
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was compared with the plan and found right, and what could not be compared."""
+    """What was compared with the plan and agrees, and what could not be compared."""
 
     checked: tuple[str, ...]
     skipped: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    "What may be right, but that the plan's rules do not cover."
+    """What may be right, but is not covered by the plan's rules."""
 
     def __str__(self) -> str:
         skipped = f"; not checked: {'; '.join(self.skipped)}" if self.skipped else ""
@@ -43,7 +44,7 @@ class Weights:
     std: PerRole | None
     padding: Mapping[str, int]
     drawn: bool | None
-    "Whether to look at the weights; None: where the optimizer has not stepped."
+    """Whether to check the weights; None checks them if the optimizer has not stepped."""
 
 
 def verify(
@@ -53,15 +54,12 @@ def verify(
     decay: Decay,
     weights: Weights | None = None,
 ) -> Verified:
-    """Raise if the optimizer is of another class, a group has other values than the plan gives it,
-    or the weights were not drawn by the plan.
+    """Raise if the optimizer's class, the values of a group or the weights differ from the plan.
 
-    The base values are those given, or else what the middle group implies.
+    Base values that are None are inferred from the median group.
     """
     optimizer = unwrapped(optimizer)
-    names = (
-        None if weights is None else {id(tensor): name for name, tensor in weights.tensors.items()}
-    )
+    names = None if weights is None else {id(t): name for name, t in weights.tensors.items()}
     groups = [
         _Group.of(group, number, parameters, names)
         for number, group in enumerate(optimizer.param_groups)
@@ -74,8 +72,8 @@ def verify(
         raise PlanMismatchError(
             "the optimizer does not follow the plan:\n" + "\n".join(f"  {p}" for p in problems)
         )
-    doubts, unknown = tuple(_doubts(optimizer, groups)), _unknown_class(optimizer, groups)
-    checked = [*([] if unknown else ["class"]), "betas", "lr", "weight_decay", "eps", "schedule"]
+    unknown = [g for g in groups if g.members and name_of_class(optimizer, g.options) is None]
+    checked = ["betas", "lr", "weight_decay", "eps", "schedule"]
     skipped = ["class, since it is not known"] if unknown else []
     reason = "no model was given" if weights is None else _why_not_weights(optimizer, weights)
     if weights is None or reason:
@@ -83,18 +81,36 @@ def verify(
     else:
         _check_weights(parameters, weights)
         checked.append("weights")
-    return Verified(tuple(checked), tuple(skipped), doubts)
+    warnings = [
+        f"the optimizer has {option}=True, for which the plan's rules were not derived."
+        for option in ("amsgrad", "maximize")
+        if any(group.options.get(option) for group in groups)
+    ]
+    if unknown:
+        planned = " and ".join(unknown[0].optimizers)
+        warnings.append(
+            f"mupscale does not know {_class(optimizer)}: it could not check whether it steps like "
+            f"{planned}."
+        )
+    else:
+        checked.insert(0, "class")
+    return Verified(tuple(checked), tuple(skipped), tuple(warnings))
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
-    """The optimizer inside of a wrapper, as accelerate and Lightning have them."""
+    """The optimizer inside a wrapper of accelerate or Lightning."""
     while isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = optimizer.optimizer
     return optimizer
 
 
+def _class(optimizer: Optimizer) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
 def _other_class(optimizer: Optimizer, groups: Sequence["_Group"], decay: Decay) -> Iterator[str]:
-    """A class that steps or decays differently; one that is not known is no problem but a doubt."""
+    """A class that steps or decays differently. An unknown class only gives a warning."""
+    momentum = {"momentum": "sgd with momentum", "sgd": "sgd without momentum"}
     for group in groups:
         actual, planned = name_of_class(optimizer, group.options), group.optimizers
         if actual is None or not planned:
@@ -102,95 +118,70 @@ def _other_class(optimizer: Optimizer, groups: Sequence["_Group"], decay: Decay)
         if {actual, *planned} <= _ADAMS:
             yield from _other_decay(actual, group, decay, _class(optimizer))
         elif planned != [actual]:
-            yield f"{group.name}: {_class(optimizer)} {_how(actual)}; the plan is for {' and '.join(planned)}"
-
-
-def _doubts(optimizer: Optimizer, groups: Sequence["_Group"]) -> Iterator[str]:
-    for option in ("amsgrad", "maximize"):
-        if any(group.options.get(option) for group in groups):
-            yield f"the optimizer has {option}=True, for which the plan's rules were not derived."
-    unknown = _unknown_class(optimizer, groups)
-    if unknown:
-        planned = " and ".join(unknown[0].optimizers)
-        yield f"mupscale does not know {_class(optimizer)}: whether it steps as {planned} does was not checked."
-
-
-def _unknown_class(optimizer: Optimizer, groups: Sequence["_Group"]) -> list["_Group"]:
-    return [
-        group
-        for group in groups
-        if group.members and name_of_class(optimizer, group.options) is None
-    ]
-
-
-def _class(optimizer: Optimizer) -> str:
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+            kind = momentum.get(actual, actual)
+            plan = f"the plan is for {' and '.join(planned)}"
+            yield f"{group.name}: {_class(optimizer)} is {kind}; {plan}"
 
 
 def _other_decay(actual: str, group: "_Group", decay: Decay, cls: str) -> Iterator[str]:
-    inside, planned_inside = actual == "adam", decay == "l2"
-    if inside == planned_inside or not float(group.options.get("weight_decay", 0.0)):
+    in_gradient = actual == "adam"
+    if in_gradient == (decay == "l2") or not float(group.options.get("weight_decay", 0.0)):
         return
-    how = (
-        "adds decay to the gradient (l2)"
-        if inside
-        else "decays apart from the gradient (lr_coupled)"
+    how, other = (
+        ("adds decay to the gradient (l2)", "AdamW")
+        if in_gradient
+        else ("decays apart from the gradient (lr_coupled)", "Adam")
     )
-    other = "torch.optim.AdamW" if inside else "torch.optim.Adam"
-    yield f"{group.name}: {cls} {how}; the plan is for {decay} decay. Use {other}, or plan(…, optimizer={actual!r})"
-
-
-def _how(actual: str) -> str:
-    more = {"momentum": " with momentum", "sgd": " without momentum"}
-    return f"is sgd{more[actual]}" if actual in more else f"is {actual}"
+    fix = f"Use torch.optim.{other}, or plan(…, optimizer={actual!r})"
+    yield f"{group.name}: {cls} {how}; the plan is for {decay} decay. {fix}"
 
 
 def _other_betas(groups: Sequence["_Group"], given: Sequence[float] | None) -> Iterator[str]:
-    held = [
-        (group, [float(beta) for beta in group.options["betas"]])
+    with_betas = [
+        (group, tuple(float(beta) for beta in group.options["betas"]))
         for group in groups
         if "betas" in group.options
     ]
-    if not held:
+    if not with_betas:
         return
-    common = sorted(betas for _, betas in held)[(len(held) - 1) // 2]
-    expected = common if given is None else [float(beta) for beta in given]
-    for group, betas in held:
+    if given is None:
+        expected = statistics.median_low(betas for _, betas in with_betas)
+        source = f"the others have {expected}"
+    else:
+        expected = tuple(float(beta) for beta in given)
+        source = f"{expected} was given"
+    for group, betas in with_betas:
         if betas != expected:
-            others = (
-                f"the others have {tuple(common)}"
-                if given is None
-                else f"{tuple(expected)} was given"
-            )
-            yield f"{group.name}: betas are {tuple(betas)}, {others}"
+            yield f"{group.name}: betas are {betas}, {source}"
 
 
 def _why_not_weights(optimizer: Optimizer, weights: Weights) -> str | None:
-    """Why weights are not looked at: training changes them."""
+    """Why weights are not checked: training changes them."""
     if weights.drawn is not None:
         return None if weights.drawn else "drawn=False"
     if any(tensor.is_meta for tensor in weights.tensors.values()):
         return "the model is on the meta device"
     if optimizer.state:
-        return "the optimizer has stepped already"
+        return "the optimizer has already stepped"
     if all(name_of_class(optimizer, group) in ("sgd", None) for group in optimizer.param_groups):
-        return f"{type(optimizer).__name__} keeps no state that says whether it has stepped (drawn=True checks them)"
+        kind = type(optimizer).__name__
+        return f"{kind} has no state that shows whether it has stepped (drawn=True checks them)"
     return None
 
 
 def _check_weights(parameters: Mapping[str, PlannedParameter], weights: Weights) -> None:
-    found = fingerprint.unplanned_weights(parameters, weights.tensors, weights.std, weights.padding)
-    if found:
-        more = [f"  and {len(found) - 8} more"] if len(found) > 8 else []
+    lines = fingerprint.unplanned_weights(parameters, weights.tensors, weights.std, weights.padding)
+    if lines:
+        more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         by_role = (
-            " If you drew them with a std by role, give verify the same std."
+            " If you drew them with one std per role, pass the same std to verify."
             if weights.std is None
             else ""
         )
         raise PlanMismatchError(
-            "the weights are not drawn by the plan:\n"
-            + "\n".join([*(f"  {line}" for line in found[:8]), *more])
-            + f"\nCall plan.initialize_(model, …) before training.{by_role} If you loaded them, "
+            "the weights were not drawn by the plan:\n"
+            + "".join(f"  {line}\n" for line in [*lines[:_SHOWN], *more])
+            + f"Call plan.initialize_(model, …) before training.{by_role} If you loaded them, "
             "pass drawn=False."
         )
 
@@ -211,22 +202,17 @@ class _Group:
         name = f"group {number} ({options.get('name', 'without a name')})"
         names = options.get("param_names")
         if tensors is not None:
-            names = [
-                tensors.get(id(tensor), "a tensor that the model does not have")
-                for tensor in options["params"]
-            ]
+            names = [tensors.get(id(t), "a tensor unknown to the model") for t in options["params"]]
         if names is None:
-            raise PlanMismatchError(
-                f"{name} does not say which parameters it holds. Make it with plan.param_groups."
-            )
-        unknown = [other for other in names if other not in parameters]
-        if unknown:
-            raise PlanMismatchError(f"{name} holds {unknown[0]}, which is not in the plan.")
-        return _Group(name, options, [parameters[other] for other in names])
+            raise PlanMismatchError(f"{name} has no param_names. Make it with plan.param_groups.")
+        for member in names:
+            if member not in parameters:
+                raise PlanMismatchError(f"{name} holds {member}, which is not in the plan.")
+        return _Group(name, options, [parameters[member] for member in names])
 
     @property
     def optimizers(self) -> list[str]:
-        """Those that the plan has for its members."""
+        """The optimizers that the plan has for its members."""
         return list(dict.fromkeys(member.optimizer for member in self.members))
 
     @property
@@ -237,16 +223,13 @@ class _Group:
         if field == "lr":
             return self.initial_lr
         value = float(self.options[field])
-        return (
-            value * self.initial_lr if field == "weight_decay" and decay == "independent" else value
-        )
+        independent = field == "weight_decay" and decay == "independent"
+        return value * self.initial_lr if independent else value
 
     def has(self, field: str) -> bool:
-        return (
-            bool(self.members)
-            and (field != "eps" or not takes_no_eps(self.members[0]))
-            and field in self.options
-        )
+        if not self.members or field not in self.options:
+            return False
+        return field != "eps" or not takes_no_eps(self.members[0])
 
 
 def _deviations(
@@ -262,16 +245,18 @@ def _deviations(
         for member in {getattr(p, field): p for p in reversed(group.members)}.values():
             base = common if given is None else value_of(given, member.role)
             expected = base * getattr(member, field)
-            if abs(actual - expected) > _TOLERANCE * max(abs(expected), abs(actual)):
-                yield f"{group.name}: {field} is {actual:.6g}, the plan has {expected:.6g} for {member.template}"
+            if _differ(actual, expected):
+                plan = f"the plan has {expected:.6g} for {member.template}"
+                yield f"{group.name}: {field} is {actual:.6g}, {plan}"
+
+
+def _differ(actual: float, expected: float) -> bool:
+    return abs(actual - expected) > TOLERANCE * max(abs(expected), abs(actual))
 
 
 def _off_schedule(groups: Sequence[_Group]) -> Iterator[str]:
-    at = [
-        float(group.options["lr"]) / group.initial_lr if group.initial_lr else 0.0
-        for group in groups
-    ]
-    common = statistics.median_low(at)
-    for group, share in zip(groups, at, strict=True):
-        if abs(share - common) > _TOLERANCE * max(abs(common), abs(share)):
+    shares = [float(g.options["lr"]) / g.initial_lr if g.initial_lr else 0.0 for g in groups]
+    common = statistics.median_low(shares)
+    for group, share in zip(groups, shares, strict=True):
+        if _differ(share, common):
             yield f"{group.name}: lr is at {share:.4g} of its start, the others are at {common:.4g}"
