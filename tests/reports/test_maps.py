@@ -129,7 +129,7 @@ def test_nothing_is_shown_beyond_what_was_searched():
 def test_a_member_without_runs_under_a_rule_says_so():
     runs = [run for run in surface_runs() if (run.rule, run.member) != (RULES[1], MEMBERS[1])]
     last = panels_of(draw_maps(grids_of(runs)[0]))[-1]
-    assert [text.get_text() for text in last.texts] == ["no run"]
+    assert [text.get_text() for text in last.texts] == ["no runs"]
 
 
 def test_all_diverged_gives_hatched_maps_without_an_optimum():

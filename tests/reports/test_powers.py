@@ -3,7 +3,7 @@
 import pytest
 
 from mupscale.errors import DimensionError, OptionError
-from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
+from mupscale.reports.panels import Line, Panel, draw_panels
 from mupscale.reports.saving import save_figure
 
 WIDTHS = (32, 64, 128)
@@ -11,7 +11,7 @@ WIDTHS = (32, 64, 128)
 
 def curve(label, slope, theory=True):
     mean = [2.0 * (x / 32) ** slope for x in WIDTHS]
-    return PowerCurve(
+    return Line(
         label,
         WIDTHS,
         mean,
@@ -22,12 +22,13 @@ def curve(label, slope, theory=True):
 
 
 def drawn(panels):
-    return draw_powers(panels, x_label="width", y_label="b", title="title", theory="as n$^δ$")
+    texts = {"x_label": "width", "y_label": "b", "title": "title", "theory": "as n$^δ$"}
+    return draw_panels(panels, **texts, log_x=True)
 
 
 def test_a_power_law_is_a_straight_line_and_all_panels_have_the_same_factor(tmp_path):
     panels = [
-        PowerPanel(f"role {k}", [curve("up", 1.0), curve("flat", 0.0, theory=False)], "a note")
+        Panel(f"role {k}", [curve("up", 1.0), curve("flat", 0.0, theory=False)], note="a note")
         for k in range(4)
     ]
     figure = drawn(panels)
@@ -47,17 +48,19 @@ def test_a_power_law_is_a_straight_line_and_all_panels_have_the_same_factor(tmp_
 
 
 def test_an_interval_without_end_does_not_stretch_the_axis():
-    wide = PowerCurve("wide", WIDTHS, [1.0, 1.0, 1.0], [0.0, 0.5, 0.5], [float("inf"), 2.0, 2.0])
-    bottom, top = drawn([PowerPanel("role", [wide])]).axes[0].get_ylim()
+    wide = Line("wide", WIDTHS, [1.0, 1.0, 1.0], [0.0, 0.5, 0.5], [float("inf"), 2.0, 2.0])
+    bottom, top = drawn([Panel("role", [wide])]).axes[0].get_ylim()
     assert 0.1 < bottom < top < 10
 
 
 def test_what_cannot_be_drawn_is_said():
-    with pytest.raises(OptionError, match="without panels"):
+    with pytest.raises(OptionError, match="no panel to draw"):
         drawn([])
-    short = PowerCurve("short", WIDTHS, [1.0, 2.0], [1.0, 2.0], [1.0, 2.0])
-    with pytest.raises(DimensionError, match=r"role, short: the lengths differ \(x 3, mean 2"):
-        drawn([PowerPanel("role", [short])])
-    nothing = PowerCurve("nothing", WIDTHS, [1.0, 0.0, 1.0], [1.0, 0.0, 1.0], [1.0, 0.0, 1.0])
-    with pytest.raises(OptionError, match="above 0"):
-        drawn([PowerPanel("role", [nothing])])
+    short = Line("short", WIDTHS, [1.0, 2.0], [1.0, 2.0], [1.0, 2.0])
+    with pytest.raises(
+        DimensionError, match=r"'role', line 'short': the lengths differ \(x 3, mean 2"
+    ):
+        drawn([Panel("role", [short])])
+    nothing = Line("nothing", WIDTHS, [1.0, 0.0, 1.0], [1.0, 0.0, 1.0], [1.0, 0.0, 1.0])
+    with pytest.raises(OptionError, match="mean is 0 at x = 64, which a log axis cannot show"):
+        drawn([Panel("role", [nothing])])

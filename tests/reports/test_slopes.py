@@ -104,12 +104,12 @@ def test_the_legend_names_only_what_is_shown():
         "✓ pass",
         "✗ fail",
         "? inconclusive",
-        "shown, not judged",
+        "not judged",
         "predicted by theory",
         "tolerance ±0.05",
     ]
     assert labels(KEY, QUERY, VALUE, GATE) == everything
-    assert labels(GATE) == ["shown, not judged", "tolerance ±0.05"]
+    assert labels(GATE) == ["not judged", "tolerance ±0.05"]
 
 
 def test_verdicts_differ_in_colour_and_judged_ones_in_shape_too():

@@ -147,7 +147,7 @@ def test_rows_with_other_keys_get_empty_cells_and_no_rows_are_refused(tmp_path):
         {"a": 1, "b": None},
         {"a": None, "b": "x"},
     ]
-    with pytest.raises(OptionError, match="without rows"):
+    with pytest.raises(OptionError, match="at least one row"):
         save_table([], tmp_path / "empty")
 
 

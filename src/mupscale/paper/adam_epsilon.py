@@ -53,7 +53,7 @@ from mupscale.paper.few_steps import (
     shape_of,
     shapes,
 )
-from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
+from mupscale.reports.panels import Line, Panel, draw_panels
 from mupscale.targets import Family
 from mupscale.theory import Rule
 
@@ -441,28 +441,25 @@ def _figure(
     checks: Mapping[Key, CheckResult], gradients: _Gradients, size: EpsilonSize
 ) -> "Figure":
     panels = [
-        PowerPanel(
-            role.replace("_", " "), [_curve(key, checks, role, gradients) for key in _LABELS]
-        )
+        Panel(role.replace("_", " "), [_curve(key, checks, role, gradients) for key in _LABELS])
         for role in HIDDEN
     ]
-    return draw_powers(
+    return draw_panels(
         panels,
         x_label="width n",
         y_label="‖ΔW‖ over that without ε",
         title=f"What ε leaves of Adam's updates ({len(size.seeds)} seeds, bands: 95 % intervals)",
         theory="theory, from the gradient\nat the base alone",
+        log_x=True,
     )
 
 
-def _curve(
-    key: Key, checks: Mapping[Key, CheckResult], role: str, gradients: _Gradients
-) -> PowerCurve:
+def _curve(key: Key, checks: Mapping[Key, CheckResult], role: str, gradients: _Gradients) -> Line:
     found = [geometric(column) for column in zip(*_shares(checks, key, role), strict=True)]
     foretold = [
         geometric(column).value for column in zip(*_foretold(key, role, gradients), strict=True)
     ]
-    return PowerCurve(
+    return Line(
         _LABELS[key],
         gradients.widths,
         [one.value for one in found],

@@ -52,7 +52,7 @@ from mupscale.paper.few_steps import (
     shapes,
 )
 from mupscale.planning import Plan
-from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
+from mupscale.reports.panels import Line, Panel, draw_panels
 from mupscale.targets import Family
 
 if TYPE_CHECKING:
@@ -519,19 +519,20 @@ def _made_of(seen: _BalanceRuns) -> Iterator[str]:
 def _balance_figure(seen: _BalanceRuns) -> "Figure":
     errors = [error for error in ERRORS if not error.matched]
     panels = [
-        PowerPanel(
+        Panel(
             role.replace("_", " "),
             [_curve(seen, error.label, seen.balance(error, role), error.delta) for error in errors],
         )
         for role in HIDDEN
     ]
-    return draw_powers(
+    return draw_panels(
         panels,
         x_label="width n",
         y_label="b = λ‖W‖/‖r̂‖",
         title=f"Decay beside learning, λ ∝ n$^{{1+δ}}$ ({len(seen.size.seeds)} seeds, bands: 95 % "
         "intervals)",
         theory="theory: b ∝ n$^δ$",
+        log_x=True,
     )
 
 
@@ -547,26 +548,25 @@ def _parts_figure(seen: _BalanceRuns) -> "Figure":
         )
         for error in ERRORS
     ]
-    return draw_powers(
+    return draw_panels(
         [
-            PowerPanel("taken by decay, 1 − D", taken),
-            PowerPanel("learned, ‖learned‖/‖W_0‖", gained),
+            Panel("taken by decay, 1 − D", taken),
+            Panel("learned, ‖learned‖/‖W_0‖", gained),
         ],
         x_label="width n",
         y_label="share of ‖W_0‖",
         title=f"W_T = D·W_0 + learned after {seen.size.steps} steps, λ ∝ n$^{{1+δ}}$ "
         f"({len(seen.size.seeds)} seeds)",
         theory="theory: ∝ ηλ, ∝ η",
+        log_x=True,
     )
 
 
-def _curve(
-    seen: _BalanceRuns, label: str, values: Sequence[Sequence[float]], slope: float
-) -> PowerCurve:
+def _curve(seen: _BalanceRuns, label: str, values: Sequence[Sequence[float]], slope: float) -> Line:
     """With a line of that slope from the first mean on."""
     found, widths = [geometric(column) for column in zip(*values, strict=True)], seen.size.widths
     line = [found[0].value * (width / widths[0]) ** slope for width in widths]
-    return PowerCurve(
+    return Line(
         label,
         widths,
         [one.value for one in found],

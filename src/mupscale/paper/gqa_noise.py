@@ -44,7 +44,7 @@ from mupscale.paper.experiment import (
 )
 from mupscale.paper.few_steps import described, estimated, on_meta, recorded_check, shape_of
 from mupscale.planning import Plan, plan
-from mupscale.reports.powers import PowerCurve, PowerPanel, draw_powers
+from mupscale.reports.panels import Line, Panel, draw_panels
 from mupscale.studies import Study
 from mupscale.studies.measured import analysis_of
 from mupscale.targets import Family
@@ -409,35 +409,37 @@ HALF = 0.5
 
 
 def _updates_figure(noises: Sequence[Noise], size: NoiseSize) -> "Figure":
-    return draw_powers(
+    return draw_panels(
         _panels(noises),
         x_label="repetitions r",
         y_label="standard deviation over seeds",
         title=f"Spread of ‖ΔW‖/‖W0‖ over {len(size.seeds)} seeds (bands: 95 % χ² intervals)",
         theory="√(r/2n), of the\ninitial matrix",
+        log_x=True,
     )
 
 
 def _trained_figure(noises: Sequence[Noise]) -> "Figure":
-    return draw_powers(
+    return draw_panels(
         _panels(noises),
         x_label="repetitions r",
         y_label="standard deviation over seeds",
         title=f"Spread of training runs over {noises[0].seeds} seeds (bands: 95 % χ² intervals)",
         theory="",
+        log_x=True,
     )
 
 
-def _panels(noises: Sequence[Noise]) -> list[PowerPanel]:
+def _panels(noises: Sequence[Noise]) -> list[Panel]:
     """One for each quantity, a curve a rule."""
-    panels: list[PowerPanel] = []
+    panels: list[Panel] = []
     for quantity in dict.fromkeys(one.quantity for one in noises):
-        curves: list[PowerCurve] = []
+        curves: list[Line] = []
         for one in (one for one in noises if one.quantity == quantity):
             spreads = one.spreads()
             columns = (
                 [getattr(spread, name) for spread in spreads] for name in ("value", "low", "high")
             )
-            curves.append(PowerCurve(one.rule, one.r, *columns, theory=one.theory))
-        panels.append(PowerPanel(quantity, curves))
+            curves.append(Line(one.rule, one.r, *columns, theory=one.theory))
+        panels.append(Panel(quantity, curves))
     return panels

@@ -1,4 +1,4 @@
-"""Reports: pictures and files, drawn from plain data."""
+"""Reports: figures and files from plain data."""
 
 from mupscale.reports.bands import Band, draw_bands
 from mupscale.reports.checks import (

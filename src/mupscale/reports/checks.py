@@ -1,4 +1,4 @@
-"""The pictures of a coordinate check: a panel a role, and a summary of slopes."""
+"""The figures of a coordinate check: one panel per role, and a summary of slopes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ _Y_LABELS = {"dh": "‖Δh‖ (root mean square)", "h": "‖h‖ (root mean squa
 
 
 def check_panels(result: CheckResult, statistic: str) -> list[Panel]:
-    """The data of a figure: for each role the curves of a statistic over steps, a line a value."""
+    """The data of a figure: for each role, a statistic over steps with one line per value."""
     found = {one.role: one for one in result.findings if one.statistic == statistic}
     lines: dict[str, list[Line]] = {}
     for curve in curves(result, statistic):
@@ -41,7 +41,7 @@ def check_panels(result: CheckResult, statistic: str) -> list[Panel]:
 
 
 def slope_bar(one: Finding) -> SlopeBar:
-    """A row of the summary."""
+    """One row of the summary."""
     return SlopeBar(
         label=one.role.replace("_", " "),
         slope=one.flatness.slope.value,
@@ -54,7 +54,7 @@ def slope_bar(one: Finding) -> SlopeBar:
 
 
 def draw_check(result: CheckResult, statistic: str, title: str) -> "Figure":
-    """The layout of the paper: a panel a role, a line a value, mean and interval over the steps."""
+    """The paper's layout: one panel per role, one line per value, mean and interval over steps."""
     return draw_panels(
         check_panels(result, statistic),
         x_label="step",
@@ -67,7 +67,7 @@ def draw_check(result: CheckResult, statistic: str, title: str) -> "Figure":
 def draw_verdicts(
     result: CheckResult, title: str, findings: Sequence[Finding] | None = None
 ) -> "Figure":
-    """Slopes with intervals and verdicts, beside what theory predicts for the plan."""
+    """Slopes with intervals and verdicts, next to the predictions for the plan."""
     chosen = result.judged if findings is None else findings
     return draw_slopes(
         [slope_bar(one) for one in chosen],
@@ -78,7 +78,7 @@ def draw_verdicts(
 
 
 def save_findings(result: CheckResult, folder: Path) -> list[Path]:
-    """Every slope as JSON lines and as CSV."""
+    """Save every slope as JSON lines and as CSV."""
     rows = result.to_dict()["findings"]
     write_rows(folder / "findings.jsonl", rows)
     flat = [{key: value for key, value in row.items() if key != "means"} for row in rows]
@@ -88,9 +88,10 @@ def save_findings(result: CheckResult, folder: Path) -> list[Path]:
 def save_pictures(
     result: CheckResult, folder: Path, statistics: Sequence[str] = ("update", "dh")
 ) -> list[Path]:
-    """The summary of slopes, and the panels of some statistics."""
+    """Save the summary of slopes, and the panels of some statistics."""
     rule, seeds = result.about["rule"]["name"], f"{len(result.about['seeds'])} seeds"
-    summary = f"{rule}: {result.verdict} ({seeds}; intervals of {result.criteria.confidence:.0%} together)"
+    joint = f"{result.criteria.confidence:.0%} joint intervals"
+    summary = f"{rule}: {result.verdict} ({seeds}; {joint})"
     paths = save_figure(draw_verdicts(result, summary), folder / "slopes")
     for name in statistics if result.quantity != "depth" else ():
         title = f"{STATISTICS[name].label} under {rule}, mean and interval over {seeds}"

@@ -1,19 +1,18 @@
-"""Loss against the learning rate: a panel a rule, a line a member of the family, and beneath them
-their optima.
-"""
+"""Loss against learning rate: one panel per rule, one line per member, their optima below."""
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import CellAnalysis, RuleTransfer, StudyAnalysis
+from mupscale.analysis.flags import UNSURE
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.errors import OptionError
-from mupscale.reports.canvas import blank_figure
+from mupscale.reports.canvas import blank_figure, draw_interval, grid_shape, write_heading
 from mupscale.reports.log_axes import Limits
 from mupscale.reports.octaves import (
     member_text,
@@ -22,25 +21,20 @@ from mupscale.reports.octaves import (
     short_name,
     with_margin,
 )
-from mupscale.reports.style import INK, QUIET, ordered_colours
+from mupscale.reports.style import INK, QUIET, Look, ordered_colours
+from mupscale.reports.words import many
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-UNSURE = frozenset({"edge", "flat", "seeds", "few", "saddle"})
-"""Flags of an optimum that is drawn hollow: it may well lie elsewhere."""
-
-Look = dict[str, Any]
-"""How a line or a mark is drawn, in matplotlib's words."""
-
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _LETTER_INCHES = 0.063
-"""Width of a character of the legend, on average."""
+"""Average width of a character in the legend."""
 
 _SIZES = {"parameters": "size"}
-"""Axes by a shorter name, where the heading has no room for their own."""
+"""Shorter names of axes, for headings."""
 
 _BAND = "#DEDEDE"
 _DASHED = (0, (4, 2))
@@ -48,7 +42,7 @@ _DASHED = (0, (4, 2))
 
 @dataclass(frozen=True)
 class Found:
-    """An optimum of the rate, in log2; `loss` is what the fit has there."""
+    """An optimum of the rate, in log2, and the fitted loss there."""
 
     rate: Estimate
     loss: float
@@ -57,9 +51,7 @@ class Found:
 
 @dataclass(frozen=True)
 class RateCurve:
-    """One member: its runs as (log2 rate, loss), and their mean over seeds at each rate that none
-    diverged at.
-    """
+    """One member: its runs as (log2 rate, loss), and their means where no seed diverged."""
 
     member: Member
     runs: tuple[tuple[float, float], ...]
@@ -71,9 +63,7 @@ class RateCurve:
 
 @dataclass(frozen=True)
 class CurvePanel:
-    """One rule. `transfer` has the mean of the optima and their spread; `joined`: only the rate was
-    searched.
-    """
+    """One rule. `joined` means that only the rate was searched, so points form a line."""
 
     rule: str
     curves: tuple[RateCurve, ...]
@@ -87,7 +77,7 @@ class CurvePanel:
 
 
 def curve_panels(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> list[CurvePanel]:
-    """The data of the figure. A rule without runs has no panel."""
+    """The data of the figure: one panel per rule with runs."""
     transfers = {transfer.rule: transfer for transfer in analysis.transfers}
     joined = not set(analysis.parameters) - {"lr"}
     panels: list[CurvePanel] = []
@@ -116,20 +106,18 @@ def _curve(
         runs=tuple(
             (rate, loss) for rate, losses in at.items() for loss in losses if loss is not None
         ),
-        # A mean over those that survived would look better than the rate is.
-        mean=tuple((rate, fmean(known)) for rate, known in _complete(at.items())),
+        mean=tuple(
+            (rate, mean) for rate, losses in at.items() if (mean := mean_loss(losses)) is not None
+        ),
         diverged=tuple(rate for rate, losses in at.items() for loss in losses if loss is None),
         found=_found(analysis.cell(rule, member.label)),
     )
 
 
-def _complete(
-    points: Iterable[tuple[float, Sequence[float | None]]],
-) -> Iterable[tuple[float, list[float]]]:
-    for rate, losses in points:
-        known = [loss for loss in losses if loss is not None]
-        if len(known) == len(losses):
-            yield rate, known
+def mean_loss(losses: Sequence[float | None]) -> float | None:
+    """The mean over seeds. None if one diverged: a mean over survivors would look too good."""
+    known = [loss for loss in losses if loss is not None]
+    return fmean(known) if len(known) == len(losses) else None
 
 
 def _found(cell: CellAnalysis | None) -> Found | None:
@@ -141,17 +129,16 @@ def _found(cell: CellAnalysis | None) -> Found | None:
 def draw_curves(
     panels: Sequence[CurvePanel], *, axis: str | None = None, confidence: float = 0.95
 ) -> "Figure":
-    """Means over seeds as lines and runs as faint points, over a strip with each optimum and its
-    interval.
+    """Means over seeds as lines, runs as faint points, and a strip with each optimum's interval.
 
     All panels share their axes. The dashed line is the mean of a rule's optima, the grey band ±1
-    standard deviation over members (ddof 0). Losses far above the valley leave the top; runs that
-    diverged are crosses there.
+    standard deviation over members (ddof 0). Losses far above the minimum are cut off; crosses at
+    the top are diverged runs.
     """
     if not any(panel.runs for panel in panels):
-        raise OptionError("there is no run to draw. Wait until one has ended.")
+        raise OptionError("there is no run to draw. Wait until a trial has finished.")
     members = list(dict.fromkeys(curve.member for panel in panels for curve in panel.curves))
-    rows, columns = _grid(len(panels))
+    rows, columns = grid_shape(len(panels), 3)
     strip = max(0.16 + 0.11 * len(members), 0.4)
     width = 2.3 * columns + 0.5 if columns > 1 else 3.4
     with blank_figure(
@@ -178,17 +165,6 @@ def draw_curves(
     return figure
 
 
-def _grid(n_panels: int) -> tuple[int, int]:
-    """Rows and columns: up to three side by side, then three or two, whichever leaves fewer places
-    unused.
-
-    >>> [_grid(n_panels) for n_panels in (1, 3, 4, 5, 6)]
-    [(1, 1), (1, 3), (2, 2), (2, 3), (2, 3)]
-    """
-    columns = n_panels if n_panels <= 3 else min((3, 2), key=lambda some: -n_panels % some)
-    return math.ceil(n_panels / columns), columns
-
-
 def rate_limits(panels: Sequence[CurvePanel]) -> Limits:
     rates = [rate for panel in panels for curve in panel.curves for rate, _ in curve.runs]
     rates += [rate for panel in panels for curve in panel.curves for rate in curve.diverged]
@@ -196,9 +172,7 @@ def rate_limits(panels: Sequence[CurvePanel]) -> Limits:
 
 
 def loss_limits(panels: Sequence[CurvePanel]) -> Limits:
-    """From the lowest loss to where three quarters of the steepest curve are seen, or all of it if
-    that is near.
-    """
+    """From the lowest loss to where three quarters of the steepest curve are visible."""
     curves = [
         sorted(loss for _, loss in curve.runs)
         for panel in panels
@@ -246,14 +220,8 @@ def _draw_panel(
     below.spines["left"].set_visible(False)
     if not any(curve.runs for curve in panel.curves):
         above.set_yticks([])
-        above.annotate(
-            "all runs diverged",
-            (0.5, 0.5),
-            xycoords="axes fraction",
-            ha="center",
-            fontsize=8,
-            color=QUIET,
-        )
+        note: Look = {"xycoords": "axes fraction", "ha": "center", "fontsize": 8, "color": QUIET}
+        above.annotate("all runs diverged", (0.5, 0.5), **note)
 
 
 def _draw_mean(axes: "Axes", transfer: RuleTransfer | None) -> None:
@@ -266,77 +234,47 @@ def _draw_mean(axes: "Axes", transfer: RuleTransfer | None) -> None:
 
 def _draw_curve(axes: "Axes", curve: RateCurve, joined: bool, look: Look) -> None:
     if curve.runs:
-        faint: Look = (
-            {"alpha": 0.3, "markersize": 2.2} if joined else {"alpha": 0.75, "markersize": 2.8}
-        )
-        axes.plot(
-            *zip(*curve.runs, strict=True),
-            linestyle="none",
-            markeredgewidth=0,
-            zorder=2,
-            **look | faint,
-        )
+        faint: Look = {"linestyle": "none", "markeredgewidth": 0, "zorder": 2}
+        faint |= {"alpha": 0.3, "markersize": 2.2} if joined else {"alpha": 0.75, "markersize": 2.8}
+        axes.plot(*zip(*curve.runs, strict=True), **look | faint)
     if joined and curve.mean:
         axes.plot(*zip(*curve.mean, strict=True), color=look["color"], linewidth=1.4, zorder=3)
     if curve.found is not None and math.isfinite(curve.found.loss):
-        axes.plot(
-            [curve.found.rate.value], [curve.found.loss], zorder=5, **_mark(curve.found.sure, look)
-        )
+        mark = _mark(curve.found.sure, look)
+        axes.plot([curve.found.rate.value], [curve.found.loss], zorder=5, **mark)
 
 
 def _draw_diverged(axes: "Axes", rates: Sequence[float], drop: float, colour: str) -> None:
     """Crosses at the top, each member a little lower than the one before."""
-    heights = [0.985 - drop] * len(rates)
-    axes.plot(
-        rates, heights, transform=axes.get_xaxis_transform(), linestyle="none", color=colour, marker="x",
-        markersize=4.5, markeredgewidth=1.2, clip_on=False, zorder=4,
-    )  # fmt: skip
+    look: Look = {"marker": "x", "markersize": 4.5, "markeredgewidth": 1.2, "linestyle": "none"}
+    heights, axis = [0.985 - drop] * len(rates), axes.get_xaxis_transform()
+    axes.plot(rates, heights, transform=axis, color=colour, clip_on=False, zorder=4, **look)
 
 
 def _mark(sure: bool, look: Look) -> Look:
     face = look["color"] if sure else "white"
     edge = "white" if sure else look["color"]
     size = 7 if look["marker"] in "^vP" else 6
-    return look | {
-        "linestyle": "none", "markersize": size, "markerfacecolor": face, "markeredgecolor": edge,
-        "markeredgewidth": 0.8 if sure else 1.2,
-    }  # fmt: skip
+    colours = {"markerfacecolor": face, "markeredgecolor": edge}
+    edge_width = 0.8 if sure else 1.2
+    return look | colours | {"linestyle": "none", "markersize": size, "markeredgewidth": edge_width}
 
 
 def _draw_found(axes: "Axes", found: Found | None, row: int, look: Look) -> None:
-    """A row of the strip: the optimum and its interval, which ends in an arrow where it leaves the
-    axes.
-    """
-    from matplotlib.markers import CARETLEFT, CARETRIGHT
-
+    """One row of the strip: the optimum and its interval."""
     if found is None:
         return
     left, right = axes.get_xlim()
-    low, high = (min(max(end, left), right) for end in (found.rate.low, found.rate.high))
-    axes.plot([low, high], [row, row], color=look["color"], linewidth=1.6, zorder=3)
-    for beyond, edge, caret in (
-        (found.rate.low < left, left, CARETLEFT),
-        (found.rate.high > right, right, CARETRIGHT),
-    ):
-        if beyond:
-            axes.plot(
-                [edge],
-                [row],
-                color=look["color"],
-                marker=caret,
-                markersize=5,
-                clip_on=False,
-                zorder=4,
-            )
+    draw_interval(axes, found.rate.low, found.rate.high, row, look["color"])
     if left <= found.rate.value <= right:
         axes.plot([found.rate.value], [row], zorder=5, **_mark(found.sure, look))
 
 
 def _write_heading(axes: "Axes", panel: CurvePanel, axis: str | None) -> None:
-    """The rule, the numbers that the strip shows, and what they rest on."""
+    """The rule, the numbers that the strip shows, and their evidence."""
     diverged = sum(len(curve.diverged) for curve in panel.curves)
     notes = [
-        f"{_count(panel.runs, 'run')}, {_count(panel.seeds, 'seed')}"
+        f"{many(panel.runs, 'run')}, {many(panel.seeds, 'seed')}"
         + (f", {diverged} diverged" if diverged else "")
     ]
     transfer = panel.transfer
@@ -345,20 +283,8 @@ def _write_heading(axes: "Axes", panel: CurvePanel, axis: str | None) -> None:
         notes.insert(0, f"mean {_interval(transfer.mean)}{sd} (log₂)")
     if transfer is not None and transfer.drift is not None:
         of = "" if axis is None else f" of {_SIZES.get(axis, short_name(axis, 12))}"
-        notes.insert(1, f"drift {_interval(transfer.drift)} a doubling{of}")
-    axes.set_title(
-        short_name(panel.rule, 20),
-        loc="left",
-        fontsize=10,
-        fontweight="bold",
-        pad=6 + 9.5 * len(notes),
-    )
-    note = axes.annotate("\n".join(notes), (0, 1), (0, 5), "axes fraction", "offset points")
-    note.set(fontsize=7.2, color=QUIET, linespacing=1.15)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+        notes.insert(1, f"drift {_interval(transfer.drift)} per doubling{of}")
+    write_heading(axes, short_name(panel.rule, 20), "\n".join(notes), note_size=7.2)
 
 
 def _interval(one: Estimate) -> str:
@@ -374,7 +300,7 @@ def _add_legend(
     axis: str | None,
     confidence: float,
 ) -> None:
-    """The members in rows of their own, then only those marks that the figure shows."""
+    """The members in their own rows, then the marks that the figure shows."""
     from matplotlib.lines import Line2D
 
     members: list[Artist] = []
@@ -404,7 +330,7 @@ def _add_legend(
 
 
 def _in_rows(groups: Sequence[Sequence["Artist"]], columns: int) -> "list[list[Artist]]":
-    """Rows of equal length, each group beginning a new one; gaps are keys without a mark."""
+    """Rows of equal length, one or more per group; gaps are filled with empty keys."""
     from matplotlib.lines import Line2D
 
     rows = [
@@ -427,7 +353,7 @@ def _mark_keys(panels: Sequence[CurvePanel], confidence: float) -> "list[Artist]
     founds = [curve.found for curve in curves if curve.found is not None]
     for sure, words in (
         (True, f"optimum, {confidence:.0%} interval"),
-        (False, "optimum not bounded"),
+        (False, "optimum without a bound"),
     ):
         if any(found.sure == sure for found in founds):
             look: Look = _mark(sure, {"color": QUIET, "marker": "o"}) | {"linestyle": "-"}
@@ -437,11 +363,8 @@ def _mark_keys(panels: Sequence[CurvePanel], confidence: float) -> "list[Artist]
             "mean of optima" if all(found.sure for found in founds) else "mean of bounded optima"
         )
         keys.append(Line2D([], [], color=INK, linewidth=1, linestyle=_DASHED, label=words))
-        keys.append(Patch(color=_BAND, linewidth=0, label="±1 sd over members"))
+        keys.append(Patch(color=_BAND, linewidth=0, label="±1 sd over models"))
     if any(curve.diverged for curve in curves):
-        keys.append(
-            Line2D(
-                [], [], color=QUIET, linestyle="none", marker="x", markersize=4.5, label="diverged"
-            )
-        )
+        cross: Look = {"color": QUIET, "linestyle": "none", "marker": "x", "markersize": 4.5}
+        keys.append(Line2D([], [], label="diverged", **cross))
     return keys

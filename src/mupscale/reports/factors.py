@@ -1,6 +1,4 @@
-"""What a factor on the key/value rate does at each r: to the best learning rate, and to the loss
-there.
-"""
+"""The effect of a factor on the key/value rate at each r: on the best rate and its loss."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING
 from mupscale.errors import DimensionError
 from mupscale.reports.canvas import blank_figure, write_title
 from mupscale.reports.octaves import power_of_two
-from mupscale.reports.style import INK, QUIET, ordered_colours
+from mupscale.reports.style import INK, QUIET, Look, ordered_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FactorCurve:
-    """Values at log2 of the factors of one r, with their intervals; infinite ends are not drawn."""
+    """Values at log2 of the factors for one r, with intervals; infinite ends are not drawn."""
 
     label: str
     x: Sequence[float]
@@ -32,7 +30,7 @@ class FactorCurve:
 
 @dataclass(frozen=True)
 class FactorPanel:
-    """Curves of all r; `reference` is the value of the base, with its interval, drawn as a band."""
+    """Curves for all r; `reference` is the base's value with its interval, drawn as a band."""
 
     title: str
     y_label: str
@@ -42,11 +40,9 @@ class FactorPanel:
 
 
 def draw_factors(panels: Sequence[FactorPanel], *, title: str) -> "Figure":
-    """A panel beside the other over log2 f. A small triangle below marks the paper's factor of each
-    r.
-    """
+    """Panels side by side over log2 f. A small triangle marks the paper's factor for each r."""
     if not any(panel.curves for panel in panels):
-        raise DimensionError("there is no curve to draw. Give a panel with at least one.")
+        raise DimensionError("there is no curve to draw. Give a panel with at least one curve.")
     labels = list(dict.fromkeys(curve.label for panel in panels for curve in panel.curves))
     with blank_figure(4.6 * len(panels), 3.9) as figure:
         colours = ordered_colours(labels)
@@ -82,21 +78,17 @@ def _draw_panel(axes: "Axes", panel: FactorPanel, colours: dict[str, str]) -> No
 
 
 def _draw_curve(axes: "Axes", curve: FactorCurve, colour: str, shift: float) -> None:
-    """Neighbours are set apart a little, so that their intervals can be told from each other."""
-    below = [
-        value - max(low, value - 1e3) for value, low in zip(curve.value, curve.low, strict=True)
-    ]
-    above = [
-        min(high, value + 1e3) - value for value, high in zip(curve.value, curve.high, strict=True)
-    ]
-    bounded = [a < 1e3 and b < 1e3 for a, b in zip(above, below, strict=True)]
+    """Curves are shifted a little, so that their intervals do not overlap."""
+    ends = list(zip(curve.value, curve.low, curve.high, strict=True))
+    bounded = [math.isfinite(low) and math.isfinite(high) for _, low, high in ends]
     errors = [
-        [side if ok else 0.0 for side, ok in zip(one, bounded, strict=True)]
-        for one in (below, above)
+        [v - low if ok else 0.0 for (v, low, _), ok in zip(ends, bounded, strict=True)],
+        [high - v if ok else 0.0 for (v, _, high), ok in zip(ends, bounded, strict=True)],
     ]
     xs = [x + shift for x in curve.x]
-    axes.errorbar(xs, curve.value, yerr=errors, color=colour, marker="o", markersize=4, linewidth=1.3, capsize=2,
-                  label=curve.label)  # fmt: skip
+    look: Look = {"marker": "o", "markersize": 4, "linewidth": 1.3, "capsize": 2}
+    axes.errorbar(xs, curve.value, yerr=errors, color=colour, label=curve.label, **look)
     if curve.paper is not None:
-        axes.plot([curve.paper], [0.015], marker="^", color=colour, markersize=6, linestyle="none", clip_on=False,
-                  transform=axes.get_xaxis_transform())  # fmt: skip
+        triangle: Look = {"marker": "^", "markersize": 6, "linestyle": "none", "clip_on": False}
+        axis = axes.get_xaxis_transform()
+        axes.plot([curve.paper], [0.015], color=colour, transform=axis, **triangle)

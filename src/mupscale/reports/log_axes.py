@@ -1,7 +1,6 @@
-"""Logarithmic axes that a reader can read: comparable ranges, and ticks that are never missing.
+"""Readable logarithmic axes: comparable ranges, and always at least three labelled ticks.
 
-Left alone, matplotlib labels powers of ten only, so data that span 10 % get an axis without one
-number.
+matplotlib alone labels only powers of ten, so data that span 10 % get an axis without a number.
 """
 
 import math
@@ -11,8 +10,8 @@ Limits = tuple[float, float]
 
 _LEAST_TICKS = 3
 
-# (decades from tick to tick, mantissas within a decade), coarse to fine. The finest has three ticks
-# in any factor of 4.
+# (decades between ticks, mantissas per decade), coarse to fine. The finest has three ticks in any
+# factor of 4.
 _SERIES: Sequence[tuple[int, Sequence[float]]] = (
     *((stride, (1,)) for stride in (200, 100, 50, 20, 10, 5, 2, 1)),
     (1, (1, 3)),
@@ -24,13 +23,12 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def comparable_limits(ranges: Sequence[Limits], least_factor: float = 4.0) -> list[Limits]:
-    """Each range about its own centre, with the same factor from bottom to top in all, so that
-    slopes compare.
+    """Each range around its own centre, all with the same factor, so that slopes compare.
 
     >>> comparable_limits([(1.0, 1.0), (8.0, 8.0)])
     [(0.5, 2.0), (4.0, 16.0)]
     """
-    # 6 % of air above and below the widest, as room for its markers.
+    # 6 % of margin above and below the widest, for its markers.
     widest = max(math.log2(high) - math.log2(low) for low, high in ranges) * 1.12
     half = max(math.log2(least_factor), widest) / 2
     centres = [(math.log2(low) + math.log2(high)) / 2 for low, high in ranges]
@@ -66,8 +64,7 @@ def _ticks_within(low: float, high: float, stride: int, mantissas: Sequence[floa
 
 
 def plain_number(value: float) -> str:
-    """A positive number as people write it; powers of ten only where zeros would have to be
-    counted.
+    """A positive number; powers of ten only where one would have to count zeros.
 
     >>> [plain_number(value) for value in (0.02, 1.0, 1500.0, 1e-7, 2e-5, 3e8)]
     ['0.02', '1', '1500', '10⁻⁷', '2×10⁻⁵', '3×10⁸']

@@ -1,5 +1,6 @@
-"""Voronoi maps of two parameters: a row a rule, a column a member, colour the loss above the
-panel's lowest.
+"""Voronoi maps of two parameters: one row per rule, one column per member.
+
+The colour is the loss above the panel's lowest.
 """
 
 import math
@@ -10,13 +11,14 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from mupscale.analysis.families import StudyAnalysis
+from mupscale.analysis.flags import UNSURE
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.analysis.surfaces import Surface, fit_surface
 from mupscale.analysis.timescales import decay_of_tau, tau_epoch
 from mupscale.analysis.voronoi import cells
 from mupscale.errors import OptionError
 from mupscale.reports.canvas import blank_figure
-from mupscale.reports.curves import UNSURE
+from mupscale.reports.curves import mean_loss
 from mupscale.reports.log_axes import Limits, plain_number
 from mupscale.reports.octaves import (
     member_text,
@@ -25,7 +27,8 @@ from mupscale.reports.octaves import (
     short_name,
     with_margin,
 )
-from mupscale.reports.style import COLOURS, INK, QUIET
+from mupscale.reports.style import COLOURS, INK, QUIET, Look
+from mupscale.reports.words import NAMES, many
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -33,20 +36,13 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-_NAMES = {
-    "lr": "base learning rate",
-    "weight_decay": "base weight decay λ",
-    "tau_epoch": "base τ = 1 / (λ · rate · steps)",
-    "std": "base init std",
-}
-
-# Width of a character at 9 points, and of a bold one at 10, on average.
+# Average width of a character at 9 points, and of a bold one at 10.
 _LETTER_INCHES, _BOLD_INCHES = 0.075, 0.095
 
 _COLOUR_MAP = "viridis_r"
 """Light is low, as in the paper; uniform, and safe for the colour-blind."""
 
-_DIVERGED: Mapping[str, Any] = {
+_DIVERGED: Look = {
     "facecolor": "#D0D0D0",
     "edgecolor": "#8A8A8A",
     "hatch": "/////",
@@ -54,15 +50,17 @@ _DIVERGED: Mapping[str, Any] = {
 }
 
 
-_POINT_LOOK: Mapping[str, Any] = {
-    "linestyle": "none",
-    "marker": "o",
-    "markersize": 1.9,
-    "markerfacecolor": INK,
-    "markeredgecolor": "white",
-    "markeredgewidth": 0.35,
-}
+def _mark(marker: str, size: float, face: str, edge: str, edge_width: float) -> Look:
+    colours = {"markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": edge_width}
+    return {"linestyle": "none", "marker": marker, "markersize": size} | colours
 
+
+_POINT = _mark("o", 1.9, INK, "white", 0.35)
+_MEAN = _mark("X", 10, COLOURS[1], "white", 0.9)
+_OPTIMUM = {
+    sure: _mark("o", 5.5, *colours, 0.9)
+    for sure, colours in ((True, (INK, "white")), (False, ("white", INK)))
+}
 
 Box = tuple[Limits, Limits]
 """A range of rates, and one of the other parameter, in log2."""
@@ -70,7 +68,7 @@ Box = tuple[Limits, Limits]
 
 @dataclass(frozen=True)
 class LossMap:
-    """One rule on one member. Points are log2 of (rate, other); a loss is a mean over seeds, None
+    """One rule on one member. Points are log2 of (rate, other); losses are means over seeds, None
     if one diverged.
     """
 
@@ -84,9 +82,7 @@ class LossMap:
     diverged: int
     fit: Surface | None
     outline: tuple[tuple[float, float], ...]
-    """What was searched, as corners: nothing is shown beyond. It leans where the axes are not those
-    of the search.
-    """
+    "Corners of the searched range. A parallelogram if the axes are not those of the search."
 
     @property
     def lowest(self) -> float | None:
@@ -106,9 +102,7 @@ class LossMap:
 
 @dataclass(frozen=True)
 class MapGrid:
-    """All maps over one pair of parameters, by rule and member, and the mean of each rule's
-    optima.
-    """
+    """All maps over one pair of parameters, and the mean of each rule's optima."""
 
     names: tuple[str, str]
     rules: tuple[str, ...]
@@ -118,10 +112,10 @@ class MapGrid:
 
 
 def map_grids(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> list[MapGrid]:
-    """The data of the figures: over the pair that was searched, and with τ for λ, or λ for τ, where
-    steps are known.
+    """The data of the figures: over the searched pair, and with τ for λ (or λ for τ) if the steps
+    are known.
 
-    Three searched parameters have no map: a place on it would not say what the third one was.
+    Three searched parameters have no map: a point would not show the value of the third.
     """
     others = [name for name in analysis.parameters if name != "lr"]
     if "lr" not in analysis.parameters or len(others) != 1:
@@ -154,11 +148,12 @@ def _grid(analysis: StudyAnalysis, runs: Sequence[Measurement], name: str) -> Ma
 
 
 def coordinate(run: Measurement, name: str) -> float | None:
-    """log2 of a parameter of a run, by τ_epoch = 1 / (λ η steps) also of the one that was not
-    searched itself.
+    """log2 of a parameter of a run; λ and τ_epoch = 1 / (λ η steps) follow from each other.
 
-    >>> params = {"lr": 2**-6, "weight_decay": 0.5}
-    >>> run = Measurement(rule="mup", member=Member(label=""), seed=1, params=params, loss=2.0, steps=1024)
+    >>> run = Measurement(
+    ...     rule="mup", member=Member(label=""), seed=1, loss=2.0, steps=1024,
+    ...     params={"lr": 2**-6, "weight_decay": 0.5},
+    ... )
     >>> coordinate(run, "weight_decay"), coordinate(run, "tau_epoch")
     (-1.0, -3.0)
     """
@@ -187,7 +182,7 @@ def _map(
         rule=runs[0].rule,
         member=runs[0].member,
         points=tuple(at),
-        losses=tuple(map(_mean_loss, at.values())),
+        losses=tuple(map(mean_loss, at.values())),
         counts=tuple(map(len, at.values())),
         runs=len(runs),
         diverged=sum(loss is None for losses in at.values() for loss in losses),
@@ -205,23 +200,15 @@ def _place(run: Measurement, name: str) -> tuple[float, float]:
 def _outline(
     run: Measurement, name: str, searched: str, box: Box
 ) -> tuple[tuple[float, float], ...]:
-    """The corners of what was searched, in the coordinates of the map."""
+    """The corners of the searched range, in the coordinates of the map."""
     (left, right), (bottom, top) = box
     corners = ((left, bottom), (right, bottom), (right, top), (left, top))
     steps = math.log2(run.steps or 1)
     return corners if name == searched else tuple((x, -(x + y + steps)) for x, y in corners)
 
 
-def _mean_loss(losses: Sequence[float | None]) -> float | None:
-    """None if one diverged: a mean over those that survived would look better than the place is."""
-    known = [loss for loss in losses if loss is not None]
-    return fmean(known) if len(known) == len(losses) else None
-
-
 def _fit(analysis: StudyAnalysis, name: str, runs: Sequence[Measurement]) -> Surface | None:
-    """That of the analysis, or one in these coordinates if the pair is not the one that was
-    searched.
-    """
+    """The fit of the analysis, or a new one if this pair is not the searched one."""
     if name in analysis.parameters:
         cell = analysis.cell(runs[0].rule, runs[0].member.label)
         return None if cell is None else cell.surface
@@ -235,9 +222,7 @@ def _fit(analysis: StudyAnalysis, name: str, runs: Sequence[Measurement]) -> Sur
 
 
 def _mean(maps: Sequence[LossMap]) -> tuple[float, float] | None:
-    """Of the optima that the runs bound, each parameter by itself, as in the paper; None with less
-    than two.
-    """
+    """The mean of the bounded optima, per parameter as in the paper; None with fewer than two."""
     fits = [one.fit for one in maps if one.fit is not None and one.sure]
     if len(fits) < 2:
         return None
@@ -248,19 +233,15 @@ def _mean(maps: Sequence[LossMap]) -> tuple[float, float] | None:
 
 
 def draw_maps(grid: MapGrid, *, axis: str | None = None, confidence: float = 0.95) -> "Figure":
-    """Cells coloured by loss on one scale for all panels, the optimum with its region, and the mean
-    over members.
-    """
+    """Cells coloured by loss on one scale, each optimum with its region, and the mean optimum."""
     if not grid.maps:
-        raise OptionError("there is no run to draw. Wait until one has ended.")
+        raise OptionError("there is no run to draw. Wait until a trial has finished.")
     rows, columns = len(grid.rules), len(grid.members)
     side = 1.95 if columns > 1 else 2.9
     with blank_figure(columns * side + 1.35, rows * side + 0.85, formulas=False) as figure:
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        box, norm = (
-            map_box([place for one in grid.maps.values() for place in one.points]),
-            _norm(grid),
-        )
+        box = map_box([place for one in grid.maps.values() for place in one.points])
+        norm = _norm(grid)
         for row, rule in enumerate(grid.rules):
             for column, member in enumerate(grid.members):
                 axes = panels[row, column]
@@ -272,8 +253,8 @@ def draw_maps(grid: MapGrid, *, axis: str | None = None, confidence: float = 0.9
             panels[row, 0].set_ylabel(name, fontsize=10, fontweight="bold", labelpad=8)
         _set_scales(panels, box)
         for axes in panels[-1]:
-            axes.set_xlabel(_NAMES["lr"], fontsize=9)
-        other = _NAMES.get(grid.names[1], short_name(grid.names[1]))
+            axes.set_xlabel(NAMES["lr"], fontsize=9)
+        other = NAMES.get(grid.names[1], short_name(grid.names[1]))
         figure.supylabel(textwrap.fill(other, int(rows * side / _LETTER_INCHES)), fontsize=9)
         _add_colour_bar(figure, panels, norm)
         _add_legend(figure, grid, confidence)
@@ -289,15 +270,13 @@ def _write_above(axes: "Axes", text: str) -> None:
 
 
 def map_box(places: Sequence[tuple[float, float]]) -> Box:
-    """What the places cover, with some air."""
+    """The range of the places, with a margin."""
     x, y = zip(*places, strict=True)
     return with_margin(min(x), max(x)), with_margin(min(y), max(y))
 
 
 def _norm(grid: MapGrid) -> "Normalize":
-    """Linear close to a panel's lowest loss, logarithmic beyond, up to where nine tenths of all
-    runs lie.
-    """
+    """Linear near a panel's lowest loss, logarithmic beyond, up to nine tenths of all runs."""
     from matplotlib.colors import AsinhNorm
 
     excesses = sorted(
@@ -314,9 +293,8 @@ def _draw_map(axes: "Axes", one: LossMap | None, box: Box, norm: "Normalize") ->
 
     axes.grid(visible=False)
     if one is None:
-        axes.annotate(
-            "no run", (0.5, 0.5), xycoords="axes fraction", ha="center", color=QUIET, fontsize=8
-        )
+        note: Look = {"xycoords": "axes fraction", "ha": "center", "color": QUIET, "fontsize": 8}
+        axes.annotate("no runs", (0.5, 0.5), **note)
         return
     polygons = list(zip(cells(one.points, box), one.excesses, strict=True))
     ended = [(polygon, excess) for polygon, excess in polygons if excess is not None]
@@ -329,22 +307,15 @@ def _draw_map(axes: "Axes", one: LossMap | None, box: Box, norm: "Normalize") ->
     for collection in (colours, diverged):
         axes.add_collection(collection)
         collection.set_clip_path(searched)
-    axes.plot(*zip(*one.points, strict=True), **_POINT_LOOK)
+    axes.plot(*zip(*one.points, strict=True), **_POINT)
     _draw_optimum(axes, one.fit, box)
     lowest = "no loss" if one.lowest is None else f"lowest {one.lowest:.3f}"
     lost = f", {one.diverged} diverged" if one.diverged else ""
-    axes.set_title(
-        f"{lowest} · {one.runs} run{'' if one.runs == 1 else 's'}{lost}",
-        fontsize=7,
-        color=QUIET,
-        pad=4,
-    )
+    axes.set_title(f"{lowest} · {many(one.runs, 'run')}{lost}", fontsize=7, color=QUIET, pad=4)
 
 
 def _draw_optimum(axes: "Axes", fit: Surface | None, box: Box) -> None:
-    """A cross with arms as long as the intervals, and the region of both together where it has an
-    end.
-    """
+    """A cross with the intervals as arms, and the joint region if it is bounded."""
     from matplotlib.patches import Polygon
 
     if fit is None:
@@ -357,49 +328,21 @@ def _draw_optimum(axes: "Axes", fit: Surface | None, box: Box) -> None:
     )
     sure = not UNSURE & set(fit.flags)
     if fit.region:
-        axes.add_patch(
-            Polygon(
-                fit.region,
-                closed=True,
-                facecolor="none",
-                edgecolor="white",
-                linewidth=1.8,
-                zorder=3,
-            )
-        )
-        axes.add_patch(
-            Polygon(
-                fit.region, closed=True, facecolor="none", edgecolor=INK, linewidth=0.8, zorder=3
-            )
-        )
+        for colour, width in (("white", 1.8), (INK, 0.8)):
+            look: Look = {"facecolor": "none", "edgecolor": colour, "linewidth": width, "zorder": 3}
+            axes.add_patch(Polygon(fit.region, closed=True, **look))
     if sure:
         for colour, width in (("white", 2.6), (INK, 1.2)):
             axes.plot([left, right], [y, y], color=colour, linewidth=width, zorder=4)
             axes.plot([x, x], [bottom, top], color=colour, linewidth=width, zorder=4)
-    axes.plot([x], [y], zorder=6, clip_on=False, **_optimum_look(sure))
-
-
-def _optimum_look(sure: bool) -> dict[str, Any]:
-    look: dict[str, Any] = {"linestyle": "none", "marker": "o", "markersize": 5.5}
-    face, edge = (INK, "white") if sure else ("white", INK)
-    return look | {"markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": 0.9}
+    axes.plot([x], [y], zorder=6, clip_on=False, **_OPTIMUM[sure])
 
 
 def _draw_mean(axes: "Axes", mean: tuple[float, float] | None, box: Box) -> None:
     if mean is not None and all(
         low <= value <= high for value, (low, high) in zip(mean, box, strict=True)
     ):
-        axes.plot([mean[0]], [mean[1]], zorder=5, **_MEAN_LOOK)
-
-
-_MEAN_LOOK: Mapping[str, Any] = {
-    "linestyle": "none",
-    "marker": "X",
-    "markersize": 10,
-    "markerfacecolor": COLOURS[1],
-    "markeredgecolor": "white",
-    "markeredgewidth": 0.9,
-}
+        axes.plot([mean[0]], [mean[1]], zorder=5, **_MEAN)
 
 
 def _set_scales(panels: Any, box: Box) -> None:
@@ -418,15 +361,8 @@ def _add_colour_bar(figure: "Figure", panels: Any, norm: "Normalize") -> None:
         ScalarMappable(norm, _COLOUR_MAP), ax=panels, aspect=30, pad=0.015, extend="max"
     )
     top = norm.vmax or 1.0
-    ticks = [
-        0.0,
-        *(
-            tick
-            for tick in (float(f"{m}e{p}") for p in range(-3, 4) for m in (1, 3))
-            if tick <= top
-        ),
-    ]
-    shown = [tick for tick in ticks if tick == 0 or float(norm(tick)) > 0.06]
+    ticks = [float(f"{mantissa}e{power}") for power in range(-3, 4) for mantissa in (1, 3)]
+    shown = [0.0, *(tick for tick in ticks if tick <= top and float(norm(tick)) > 0.06)]
     bar.set_ticks(shown, labels=[plain_number(tick) if tick else "0" for tick in shown])
     bar.ax.tick_params(labelsize=8, length=2)
     bar.ax.minorticks_off()
@@ -442,13 +378,13 @@ def _add_legend(figure: "Figure", grid: MapGrid, confidence: float) -> None:
     fits = [one.fit for one in grid.maps.values() if one.fit is not None]
     for sure, words in (
         (True, f"optimum, {confidence:.0%} intervals and region"),
-        (False, "optimum not bounded"),
+        (False, "optimum without a bound"),
     ):
         if any(sure == (not UNSURE & set(fit.flags)) for fit in fits):
-            keys.append(Line2D([], [], label=words, **_optimum_look(sure)))
+            keys.append(Line2D([], [], label=words, **_OPTIMUM[sure]))
     if grid.means:
         unsure = any(UNSURE & set(fit.flags) for fit in fits)
-        keys.append(Line2D([], [], label=f"mean of {'bounded ' * unsure}optima", **_MEAN_LOOK))
+        keys.append(Line2D([], [], label=f"mean of {'bounded ' * unsure}optima", **_MEAN))
     if any(one.diverged for one in grid.maps.values()):
         keys.append(Patch(label="diverged", **_DIVERGED))
     if keys:

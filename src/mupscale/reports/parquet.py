@@ -1,4 +1,4 @@
-"""Parquet files: the one place that knows pyarrow."""
+"""Parquet files: the only module that imports pyarrow."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from mupscale.reports.saving import column_names
 
 
 def require_parquet() -> None:
-    """Raise before any work is done, if pyarrow is not there."""
+    """Raise before any work is done if pyarrow is missing."""
     try:
         import pyarrow  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
@@ -19,9 +19,7 @@ def require_parquet() -> None:
 
 
 def save_parquet(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
-    """The rows as a table with a type for each column: text, whole numbers, numbers, truth values;
-    None is null.
-    """
+    """Save rows with one type per column: text, integer, float or boolean; None is null."""
     require_parquet()
     import pyarrow
     from pyarrow import parquet
@@ -34,9 +32,9 @@ def save_parquet(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
 
 
 def _column(values: Sequence[object]) -> Any:
-    """Values of one kind as that kind, numbers of several kinds as floats, anything else as text.
+    """One type if all values share it, float for mixed numbers, otherwise text.
 
-    A column without a value is one of numbers: texts that are missing are empty ones.
+    A column of Nones is numeric: missing texts are empty strings.
     """
     import pyarrow
 

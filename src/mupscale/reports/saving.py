@@ -1,4 +1,4 @@
-"""Figures and tables as files that other tools open."""
+"""Figures and tables as files for other tools."""
 
 import csv
 import io
@@ -22,13 +22,13 @@ _METADATA: Mapping[str, dict[str, None]] = {
 """Without a date, the same data give the same file."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"""How a formula begins, also in full width, and what a spreadsheet strips before it looks."""
+"""First characters of a formula, also full-width ones, and whitespace that spreadsheets strip."""
 
 
 def save_figure(
     figure: "Figure", stem: Path, formats: Sequence[str] = ("png", "svg", "pdf")
 ) -> list[Path]:
-    """The figure beside `stem`, once for each format."""
+    """Save the figure next to `stem`, once per format."""
     import matplotlib
 
     for kind in formats:
@@ -46,7 +46,7 @@ def save_figure(
 
 @contextmanager
 def _laid_out(figure: "Figure") -> Generator[None, None, None]:
-    """The layout made once for all formats: it takes longer than the drawing."""
+    """Compute the layout once for all formats: it takes longer than the drawing."""
     figure.draw_without_rendering()
     engine = figure.get_layout_engine()
     figure.set_layout_engine("none")
@@ -57,10 +57,9 @@ def _laid_out(figure: "Figure") -> Generator[None, None, None]:
 
 
 def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
-    """The rows as a table with a header line; a key that a row lacks is an empty cell.
+    """Save rows with a header line; a missing key is an empty cell.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe before it, which makes it
-    text there too.
+    Text that a spreadsheet would take for a formula gets an apostrophe in front.
     """
     names = column_names(rows)
     lines = [_csv_line(names), *(_csv_line([row.get(name) for name in names]) for row in rows)]
@@ -69,25 +68,23 @@ def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> Path:
 
 
 def _csv_line(cells: Sequence[object]) -> str:
-    """One row. Only with both characters in the line's end does `csv` quote both of them in a
-    cell.
-    """
+    r"""One row. With \r\n as its line end, `csv` quotes both characters inside cells."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\r\n").writerow(map(inert, cells))
     return buffer.getvalue().removesuffix("\r\n") + "\n"
 
 
 def column_names(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """All keys, in the order in which they first appear."""
+    """All keys, in order of first appearance."""
     if not rows:
         raise OptionError(
-            "a table without rows has no columns. Leave it out, or wait until a run has ended."
+            "a table needs at least one row. Leave it out, or wait until a trial has finished."
         )
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def inert(cell: object) -> object:
-    """A cell that no spreadsheet takes for a formula; numbers stay numbers.
+    """A cell that no spreadsheet reads as a formula; numbers stay numbers.
 
     >>> [inert(cell) for cell in ("=1+1", "@now", -0.5, "-0.5", "gqa-mup")]
     ["'=1+1", "'@now", -0.5, "'-0.5", 'gqa-mup']

@@ -1,6 +1,4 @@
-"""A forest plot of slopes: each with its interval, what theory predicts, and the zone in which it
-counts as none.
-"""
+"""A forest plot of slopes with their intervals, predictions, and the zone that counts as flat."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +7,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from mupscale.errors import NonFiniteError, OptionError
-from mupscale.reports.canvas import blank_figure, write_title
+from mupscale.reports.canvas import blank_figure, draw_interval, write_title
 from mupscale.reports.style import INK, Mark, mark_of
 
 if TYPE_CHECKING:
@@ -32,9 +30,7 @@ _DIAMOND: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class SlopeBar:
-    """One measured slope with its interval, the slope that theory predicts, and the verdict on
-    it.
-    """
+    """One measured slope with its interval, its prediction and its verdict."""
 
     label: str
     slope: float
@@ -48,10 +44,9 @@ class SlopeBar:
 def draw_slopes(
     bars: Sequence[SlopeBar], *, tolerance: float, x_label: str, title: str
 ) -> "Figure":
-    """A row a bar, from top to bottom in the order given, under a heading where the group changes.
+    """One row per bar in the order given, under a heading where the group changes.
 
-    An interval much longer than the others ends in an arrow at the edge; its numbers are written in
-    full beside it.
+    An interval much longer than the others ends in an arrow; its numbers stand next to it.
     """
     _check(bars, tolerance)
     rows, headings = _rows(bars)
@@ -73,24 +68,22 @@ def draw_slopes(
 
 
 def interval_text(bar: SlopeBar, digits: int = 2) -> str:
-    """The slope and its interval as they are written beside the bar.
+    """The slope and its interval, as written next to the bar.
 
     >>> interval_text(SlopeBar("key", -0.323, -0.34, -0.30, predicted=None, verdict="fail"))
     '−0.323 [−0.34, −0.30]'
     """
-    # z: what rounds to zero has no minus. A plus is as wide as a minus, so that the columns line
-    # up.
+    # z: what rounds to zero has no minus. A plus is as wide as a minus, so columns line up.
     text = f"{bar.slope:+z.3f} [{bar.low:+z.{digits}f}, {bar.high:+z.{digits}f}]"
     return text.replace("-", "−")
 
 
 def _check(bars: Sequence[SlopeBar], tolerance: float) -> None:
     if not bars:
-        raise OptionError("there is no slope to draw. Give a bar for each one measured.")
+        raise OptionError("there is no slope to draw. Give one bar per measured slope.")
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise OptionError(
-            f"tolerance={tolerance} is not a number above 0. Give the largest slope that counts as "
-            "none."
+            f"tolerance={tolerance} must be above 0. Give the largest slope that counts as flat."
         )
     for bar in bars:
         mark_of(bar.verdict)
@@ -98,18 +91,16 @@ def _check(bars: Sequence[SlopeBar], tolerance: float) -> None:
         numbers = {"slope": bar.slope, "low": bar.low, "high": bar.high, "predicted": bar.predicted}
         for key, value in numbers.items():
             if value is not None and not math.isfinite(value):
-                raise NonFiniteError(
-                    f"{name}: {key} is {value}. Leave the bar out, or measure it again."
-                )
+                raise NonFiniteError(f"{name}: {key} is {value}. Leave the bar out.")
         if bar.low > bar.high:
             raise OptionError(f"{name}: low={bar.low:g} is above high={bar.high:g}. Swap them.")
 
 
 def _rows(bars: Sequence[SlopeBar]) -> tuple[list[float], dict[float, str]]:
-    """The row of each bar, and the headings with theirs, a little apart from the group before.
+    """The row of each bar, and the rows of the headings, a little apart from the group before.
 
-    >>> bars = [SlopeBar(name, 0, 0, 0, None, None, group) for name, group in [("a", "x"), ("b", "x"), ("c", "y")]]
-    >>> _rows(bars)
+    >>> groups = {"a": "x", "b": "x", "c": "y"}
+    >>> _rows([SlopeBar(name, 0, 0, 0, None, None, group) for name, group in groups.items()])
     ([1.0, 2.0, 4.25], {0.0: 'x', 3.25: 'y'})
     """
     rows: list[float] = []
@@ -128,9 +119,7 @@ def _rows(bars: Sequence[SlopeBar]) -> tuple[list[float], dict[float, str]]:
 
 
 def _x_limits(bars: Sequence[SlopeBar], tolerance: float) -> tuple[float, float]:
-    """All points, predictions and the zone; of the intervals, as much as the usual length among
-    them asks for.
-    """
+    """All points, predictions and the zone; a very long interval does not stretch the axis."""
     points = [bar.slope for bar in bars] + [
         bar.predicted for bar in bars if bar.predicted is not None
     ]
@@ -144,26 +133,8 @@ def _x_limits(bars: Sequence[SlopeBar], tolerance: float) -> tuple[float, float]
 
 
 def _draw_bar(axes: "Axes", bar: SlopeBar, row: float) -> None:
-    from matplotlib.markers import CARETLEFT, CARETRIGHT
-
     mark = mark_of(bar.verdict)
-    left, right = axes.get_xlim()
-    ends = [min(max(end, left), right) for end in (bar.low, bar.high)]
-    axes.plot(ends, [row, row], color=mark.colour, linewidth=1.8, zorder=3)
-    for beyond, edge, caret in (
-        (bar.low < left, left, CARETLEFT),
-        (bar.high > right, right, CARETRIGHT),
-    ):
-        if beyond:
-            axes.plot(
-                [edge],
-                [row],
-                color=mark.colour,
-                marker=caret,
-                markersize=6,
-                clip_on=False,
-                zorder=4,
-            )
+    draw_interval(axes, bar.low, bar.high, row, mark.colour)
     axes.plot([bar.slope], [row], zorder=5, **_point(mark))
     if bar.predicted is not None:
         axes.plot([bar.predicted], [row], zorder=6, **_DIAMOND)
@@ -179,7 +150,7 @@ def _point(mark: Mark) -> dict[str, Any]:
 def _write_labels(
     axes: "Axes", bars: Sequence[SlopeBar], rows: Sequence[float], headings: Mapping[float, str]
 ) -> None:
-    """Names in a column that is flush left, headings bold above theirs."""
+    """Names in a left-aligned column, bold headings above their groups."""
     axes.set_yticks(rows, labels=[bar.label for bar in bars])
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
@@ -198,8 +169,8 @@ def _write_labels(
 
 
 def _write_numbers(axes: "Axes", bars: Sequence[SlopeBar], rows: Sequence[float]) -> None:
-    """At the right of each bar: its verdict in words, then its numbers."""
-    # Two digits would make a point of an interval this short.
+    """To the right of each bar: its verdict, then its numbers."""
+    # With two digits, an interval this short would look like a point.
     digits = 3 if min(bar.high - bar.low for bar in bars) < 0.02 else 2
     start = float(_GAP_POINTS)
     if any(bar.verdict is not None for bar in bars):
@@ -216,7 +187,7 @@ def _write_numbers(axes: "Axes", bars: Sequence[SlopeBar], rows: Sequence[float]
 def _write_beside(
     axes: "Axes", side: int, row: float, points: float, text: str, **looks: Any
 ) -> "Annotation":
-    """Text in a row, so many points to the right of the axes' left (0) or right (1) side."""
+    """Text in a row, this many points right of the axes' left (0) or right (1) side."""
     note = axes.annotate(
         text, (side, row), (points, 0), axes.get_yaxis_transform(), "offset points"
     )
@@ -231,9 +202,7 @@ def _widest(axes: "Axes", texts: "Sequence[Text]") -> float:
 
 
 def _add_legend(figure: "Figure", bars: Sequence[SlopeBar], tolerance: float) -> None:
-    """Only what the figure shows: the verdicts that occur, the prediction if there is one, the
-    zone.
-    """
+    """Only what the figure shows: verdicts that occur, predictions if any, and the zone."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -241,7 +210,7 @@ def _add_legend(figure: "Figure", bars: Sequence[SlopeBar], tolerance: float) ->
     for verdict in ("pass", "fail", "inconclusive", None):
         if any(bar.verdict == verdict for bar in bars):
             mark = mark_of(verdict)
-            label = mark.text if verdict else "shown, not judged"
+            label = mark.text if verdict else "not judged"
             keys.append(Line2D([], [], linewidth=1.8, label=label, **_point(mark)))
     if any(bar.predicted is not None for bar in bars):
         keys.append(Line2D([], [], label="predicted by theory", **_DIAMOND))

@@ -1,4 +1,4 @@
-"""All figures and tables of a study as files, for papers."""
+"""All figures and tables of a study as files."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,10 +24,9 @@ def save_study_figures(
     folder: Path,
     formats: Sequence[str] = FORMATS,
 ) -> list[Path]:
-    """What the runs allow, as files of the folder: loss against the rate, maps of two parameters,
-    and every table.
+    """Save what the runs allow: loss against rate, maps of two parameters, and every table.
 
-    Without a run there is nothing to draw or to list, and no file.
+    Without runs, no file is written.
     """
     require_parquet()
     paths: list[Path] = []

@@ -1,6 +1,4 @@
-"""How every figure looks: colours that colour-blind readers can tell apart, and nothing that
-shouts.
-"""
+"""The look of every figure: quiet, with colours that colour-blind readers can distinguish."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +8,9 @@ from mupscale.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
+
+Look = dict[str, Any]
+"""Keyword arguments of matplotlib for a line, a mark or a text."""
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe & Ito 2008, ordered so that the first two differ most."""
@@ -24,8 +25,7 @@ SETTINGS: "Mapping[RcKeyType, Any]" = {
     "font.size": 10,
     "axes.titlesize": 11,
     "legend.frameon": False,
-    # Inches around the figure and each of its panels, and the part of a panel's height between two
-    # rows.
+    # Inches around the figure and its panels; between rows, a fraction of a panel's height.
     "figure.constrained_layout.w_pad": 0.06,
     "figure.constrained_layout.h_pad": 0.07,
     "figure.constrained_layout.hspace": 0.05,
@@ -35,19 +35,17 @@ SETTINGS: "Mapping[RcKeyType, Any]" = {
 }
 
 QUIET = "#5A5A5A"
-"""Text that explains, beside text that says."""
+"""Secondary text."""
 
 INK = "#222222"
 """Reference lines, and what theory predicts."""
 
 _LIGHTEST = 0.8
-"""Where viridis ends for us: what follows is too pale a yellow to be read on white."""
+"""End of viridis as used here: beyond it, the yellow is too pale on white."""
 
 
 def ordered_colours(labels: Sequence[str]) -> dict[str, str]:
-    """Dark to light, because the labels are values in order; viridis is uniform, and safe for the
-    colour-blind.
-    """
+    """Dark to light, since labels are ordered values. viridis is uniform and colour-blind safe."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -60,7 +58,7 @@ def ordered_colours(labels: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Mark:
-    """How a verdict looks: a word, a symbol before it, a colour, and the shape of its point."""
+    """The look of a verdict: word, symbol, colour, and the marker of its point."""
 
     word: str
     symbol: str
@@ -82,7 +80,7 @@ _MARKS: Mapping[str | None, Mark] = {
 
 
 def mark_of(verdict: str | None) -> Mark:
-    """How the verdict looks; None is shown, but not judged.
+    """The look of a verdict; None stands for a slope that is not judged.
 
     >>> mark_of("pass").text
     '✓ pass'

@@ -1,7 +1,7 @@
 """Every table of a study as plain rows, for spreadsheets and data frames.
 
-Optima and rates are log2 of base values, losses are nats. A number that is not known, or an
-interval without an end, is None: an empty cell, a null.
+Optima and rates are log2 of base values, losses are in nats. Unknown numbers and infinite ends are
+None.
 """
 
 import math
@@ -18,7 +18,7 @@ PlainRow = Mapping[str, object]
 
 
 def study_tables(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> dict[str, list[PlainRow]]:
-    """All of them by name; one that has nothing to say has no rows."""
+    """All tables by name; some may be empty."""
     return {
         "trials": trial_rows(runs),
         "optima": optimum_rows(analysis),
@@ -30,7 +30,7 @@ def study_tables(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> dict[s
 
 
 def trial_rows(runs: Sequence[Measurement]) -> list[PlainRow]:
-    """A row a run that ended. Searched parameters have columns of their own, as they were set."""
+    """One row per finished run, with a column per searched parameter."""
     names = dict.fromkeys(name for run in runs for name in run.params)
     return [
         {
@@ -48,9 +48,7 @@ def trial_rows(runs: Sequence[Measurement]) -> list[PlainRow]:
 
 
 def optimum_rows(analysis: StudyAnalysis) -> list[PlainRow]:
-    """A row a cell and searched parameter: log2 of the optimum, its interval, the loss there, and
-    what it rests on.
-    """
+    """One row per cell and searched parameter: log2 of the optimum, its loss and its evidence."""
     return [
         {
             **_cell(cell),
@@ -79,7 +77,7 @@ def _cell(cell: CellAnalysis) -> PlainRow:
 
 
 def transfer_rows(analysis: StudyAnalysis) -> list[PlainRow]:
-    """A row a rule: how still its optimum of the rate stands, in octaves."""
+    """One row per rule: spread and drift of its best rate, in octaves."""
     return [
         {
             "rule": one.rule,
@@ -110,9 +108,7 @@ def _evidence(analysis: StudyAnalysis, transfer: RuleTransfer) -> PlainRow:
 
 
 def regret_rows(analysis: StudyAnalysis) -> list[PlainRow]:
-    """A row a rule and member: the loss given up there by the proxy's optimum, and how far that
-    lies from its own.
-    """
+    """One row per rule and member: the cost of the proxy's optimum, and its distance."""
     return [
         {
             "rule": transfer.rule,
@@ -129,9 +125,7 @@ def regret_rows(analysis: StudyAnalysis) -> list[PlainRow]:
 
 
 def comparison_rows(analysis: StudyAnalysis) -> list[PlainRow]:
-    """A row two rules and quantity: first minus second. `better` is empty where the interval does
-    not tell.
-    """
+    """One row per pair of rules and quantity. `better` is empty if the interval contains zero."""
     return [
         {
             "quantity": one.quantity,
@@ -147,9 +141,7 @@ def comparison_rows(analysis: StudyAnalysis) -> list[PlainRow]:
 
 
 def variance_rows(analysis: StudyAnalysis) -> list[PlainRow]:
-    """A row a rule, quantity and kind of optimum: variance over members, ddof 0, in the unit beside
-    it.
-    """
+    """One row per rule, quantity and kind of optimum: variance over members, ddof 0."""
     return [
         {
             "optimum": kind,
@@ -166,7 +158,7 @@ def variance_rows(analysis: StudyAnalysis) -> list[PlainRow]:
 
 
 def save_table(rows: Sequence[PlainRow], stem: Path) -> list[Path]:
-    """The rows as CSV and as Parquet beside `stem`."""
+    """Save the rows as CSV and as Parquet next to `stem`."""
     return [
         save_csv(rows, stem.with_suffix(".csv")),
         save_parquet(rows, stem.with_suffix(".parquet")),

@@ -8,7 +8,7 @@ from typing import Literal
 from mupscale.analysis.families import CellAnalysis, Comparison, Regret, RuleTransfer, StudyAnalysis
 from mupscale.analysis.verdicts import DriftVerdict, Movement
 from mupscale.reports.page.data import PageData
-from mupscale.reports.page.words import (
+from mupscale.reports.words import (
     AXES,
     decimal,
     interval,

@@ -13,8 +13,8 @@ from mupscale.reports.page.embedding import embedded_json, embedded_script, powe
 from mupscale.reports.page.maps import map_figures
 from mupscale.reports.page.plotly_source import plotly_source
 from mupscale.reports.page.trials import trial_columns
-from mupscale.reports.page.words import NAMES, SHORT
 from mupscale.reports.style import COLOURS, mark_of
+from mupscale.reports.words import NAMES, SHORT
 
 _SCRIPTS = ("theme.js", "figures.js", "trials.js", "page.js")
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mupscale.analysis.families import StudyAnalysis
+from mupscale.analysis.flags import flags_text
 from mupscale.analysis.measurements import Measurement
 from mupscale.reports.curves import (
     CurvePanel,
@@ -17,7 +18,6 @@ from mupscale.reports.curves import (
     loss_limits,
     rate_limits,
 )
-from mupscale.reports.page.words import flags_text
 
 MOST_RUNS = 2500
 """Beyond this many dots a browser is slow to draw, and the means say as much."""

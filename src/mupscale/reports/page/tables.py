@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mupscale.analysis.families import CellAnalysis, StudyAnalysis
-from mupscale.reports.page.words import (
+from mupscale.analysis.flags import flags_text
+from mupscale.reports.words import (
     AXES,
     SHORT,
     decimal,
-    flags_text,
     power,
     signed,
     with_interval,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mupscale.reports.page.words import SHORT
+from mupscale.reports.words import SHORT
 
 LONGEST = 300
 """Characters of an error that the table shows; the records hold all of it."""

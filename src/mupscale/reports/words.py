@@ -1,6 +1,4 @@
-"""Numbers as a reader wants them: powers of two, intervals, counts. A missing bound is said, never
-left out.
-"""
+"""Names and numbers for readers: powers of two, intervals, counts."""
 
 import math
 
@@ -9,24 +7,15 @@ from mupscale.analysis.estimates import Estimate
 AXES = {"r": "r", "width": "width", "depth": "depth", "parameters": "number of parameters"}
 NAMES = {
     "lr": "base learning rate",
-    "weight_decay": "base weight decay",
-    "tau_epoch": "τ_epoch",
-    "std": "base std",
+    "weight_decay": "base weight decay λ",
+    "tau_epoch": "τ_epoch = 1 / (λ · rate · steps)",
+    "std": "base init std",
 }
 SHORT = {"lr": "lr", "weight_decay": "decay", "tau_epoch": "τ_epoch", "std": "std", "loss": "loss"}
 
-FLAGS = {
-    "few": "too few trials for an interval",
-    "edge": "at the edge of the range: widen it",
-    "flat": "too flat for an interval",
-    "seeds": "seeds differ: add some for an interval",
-    "diverged": "bounded by diverged trials",
-    "saddle": "no minimum inside the range",
-}
-
 
 def signed(value: float, digits: int = 2) -> str:
-    """With a true minus sign, and no minus before a zero.
+    """With a true minus sign, but none before a zero.
 
     >>> signed(-0.124), signed(-0.0001), signed(3)
     ('−0.12', '0.00', '3.00')
@@ -47,7 +36,7 @@ def power(log2: float, digits: int = 2) -> str:
 
 
 def decimal(value: float) -> str:
-    """Three digits, as a person would type it.
+    """Three digits.
 
     >>> decimal(2**-6.19), decimal(3.2e-7), decimal(12)
     ('0.0137', '3.2e-07', '12')
@@ -56,7 +45,7 @@ def decimal(value: float) -> str:
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:
-    """From end to end, or that there is none.
+    """Both ends, or "no bound".
 
     >>> interval(Estimate(0.2, 0.1, 0.3)), interval(Estimate(0.2, -math.inf, math.inf))
     ('[0.10, 0.30]', 'no bound')
@@ -67,20 +56,18 @@ def interval(estimate: Estimate, digits: int = 2) -> str:
 
 
 def with_interval(estimate: Estimate | None, digits: int = 2) -> str:
-    """A value and how far it can be trusted.
+    """A value and its interval.
 
     >>> with_interval(Estimate(-0.2, -0.3, -0.1)), with_interval(None)
     ('−0.20 [−0.30, −0.10]', '–')
     """
-    return (
-        "–"
-        if estimate is None
-        else f"{signed(estimate.value, digits)} {interval(estimate, digits)}"
-    )
+    if estimate is None:
+        return "–"
+    return f"{signed(estimate.value, digits)} {interval(estimate, digits)}"
 
 
 def many(number: int, word: str) -> str:
-    """So many of something.
+    """A count with its noun.
 
     >>> many(1, "seed"), many(1200, "run")
     ('1 seed', '1,200 runs')
@@ -89,19 +76,9 @@ def many(number: int, word: str) -> str:
 
 
 def listed(words: list[str]) -> str:
-    """In a sentence.
+    """A list in a sentence.
 
     >>> listed(["mup"]), listed(["sp", "mup", "gqa-mup"])
     ('mup', 'sp, mup and gqa-mup')
     """
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def flags_text(flags: tuple[str, ...]) -> str:
-    """What is doubtful about an optimum; of too few trials nothing else is said.
-
-    >>> flags_text(("edge", "flat")), flags_text(("few", "flat"))
-    ('at the edge of the range: widen it; too flat for an interval', 'too few trials for an interval')
-    """
-    chosen = ("few",) if "few" in flags else flags
-    return "; ".join(FLAGS.get(flag, flag) for flag in chosen)
