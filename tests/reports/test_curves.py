@@ -115,7 +115,7 @@ def test_an_interval_without_end_runs_to_an_arrow_at_the_edge_and_its_optimum_is
     assert (
         next(line for line in single if line.get_xdata()[0] == -6).get_markerfacecolor() == "white"
     )
-    assert "optimum not bounded" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "optimum without a bound" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_an_explosion_leaves_the_top_and_does_not_hide_the_valley():
@@ -161,13 +161,13 @@ def test_every_panel_says_what_it_rests_on():
         for text in axes.texts
     ]
     assert all(f"{len(runs) // 2} runs" in text and "3 seeds" in text for text in texts)
-    assert all("sd 0.25 (log₂)" in text and "a doubling of r\n" in text for text in texts)
+    assert all("sd 0.25 (log₂)" in text and "per doubling of r\n" in text for text in texts)
 
 
 def test_a_drift_over_sizes_says_so_within_the_figure():
     figure = draw_curves(panels_of(rate_runs()), axis="parameters")
     assert all(
-        "a doubling of size\n" in text.get_text()
+        "per doubling of size\n" in text.get_text()
         for axes in axes_of(figure, 0)
         for text in axes.texts
     )

@@ -180,7 +180,7 @@ def test_no_bar_and_no_tolerance_are_errors_that_say_so():
     with pytest.raises(OptionError, match="no slope to draw"):
         draw()
     for tolerance in (0.0, -1.0, math.nan):
-        with pytest.raises(OptionError, match="is not a number above 0"):
+        with pytest.raises(OptionError, match="must be above 0"):
             draw(KEY, tolerance=tolerance)
 
 

@@ -284,7 +284,7 @@ def _write_heading(axes: "Axes", panel: CurvePanel, axis: str | None) -> None:
     if transfer is not None and transfer.drift is not None:
         of = "" if axis is None else f" of {_SIZES.get(axis, short_name(axis, 12))}"
         notes.insert(1, f"drift {_interval(transfer.drift)} per doubling{of}")
-    write_heading(axes, short_name(panel.rule, 20), "\n".join(notes), note_size=7.2)
+    write_heading(axes, short_name(panel.rule, 20), "\n".join(notes), note_size=6.8)
 
 
 def _interval(one: Estimate) -> str:
