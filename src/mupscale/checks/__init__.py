@@ -1,6 +1,6 @@
-"""Checks: train for a few steps at several sizes, and say whether a rule holds on this model.
+"""Checks: train for a few steps at several sizes, and judge whether a rule holds on this model.
 
-What was measured is judged without torch, so names are loaded when they are used.
+Judging needs no torch, so names are imported when they are used.
 """
 
 import importlib

@@ -1,11 +1,10 @@
-"""From runs to findings: for each statistic and role its slope, what theory predicts, and the
-verdict.
-"""
+"""From runs to findings: the slope of each statistic and role, theory's prediction, the verdict."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mupscale.analysis import Flatness, Verdict, curve_slope, fit_slope, judge_flatness
 from mupscale.checks import statistics
@@ -26,18 +25,18 @@ Predicted = Callable[[Run], float | None]
 
 @dataclass(frozen=True)
 class Finding:
-    """The course of one statistic of one role over the varied quantity."""
+    """One statistic of one role over the varied quantity."""
 
     statistic: str
     label: str
     role: str
     judged: bool
     flatness: Flatness
-    """Of a statistic that is only shown too: there it does not count."""
+    """Also for a statistic that is only shown, where it does not count."""
     predicted: float | None
-    """The slope of theory's curve on the same values, for the plan in use."""
+    """The slope that theory predicts on the same values, for the plan in use."""
     means: tuple[float, ...]
-    """Geometric means over seeds, steps and layers, one a value."""
+    """Geometric means over seeds, steps and layers, one per value."""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -46,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Coherence:
-    """κ = ‖ΔW‖/‖ΔW‖_F of a role at one value, between what noise would give and 1."""
+    """κ = ‖ΔW‖/‖ΔW‖_F of a role at one value; it lies between the κ of noise and 1."""
 
     role: str
     x: float
@@ -72,84 +71,73 @@ class Criteria:
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < math.inf:
-            raise OptionError(
-                f"tolerance={self.tolerance} must be a finite number above 0, such as 0.1."
-            )
+            raise OptionError(f"tolerance={self.tolerance} must be finite and above 0, as 0.1 is.")
         if not 0 < self.confidence < 1:
-            raise OptionError(
-                f"confidence={self.confidence} must lie between 0 and 1, such as 0.95."
-            )
+            raise OptionError(f"confidence={self.confidence} must be between 0 and 1, as 0.95 is.")
+
+
+@dataclass(frozen=True)
+class _Series:
+    """One statistic of one role, to be fitted over all runs."""
+
+    statistic: str
+    label: str
+    role: str
+    judged: bool
+    measured: Measured
+    predicted: Predicted
 
 
 def findings(runs: Sequence[Run], quantity: Quantity, criteria: Criteria) -> list[Finding]:
-    """All of them, the judged ones first; intervals of the judged ones hold together
-    (Bonferroni).
-    """
+    """All findings, judged ones first. The intervals of judged ones hold together (Bonferroni)."""
     table = NormTable(runs, quantity)
-    judged = {name for name, one in STATISTICS.items() if one.judged and quantity != "depth"}
-    curves = list(_curves(table, judged, quantity))
-    count = sum(is_judged for *_, is_judged in curves)
-    beside = Counter(name for name, *_ in curves)
+    series = list(_series(table, quantity))
+    judged = sum(one.judged for one in series)
+    shown = Counter(one.statistic for one in series)
     found: list[Finding] = []
-    for name, label, role, measured, predicted, is_judged in curves:
-        values = table.means(measured)
+    for one in series:
+        values = table.means(one.measured)
         flatness = judge_flatness(
             fit_slope(table.x, values),
             tolerance=criteria.tolerance,
             confidence=criteria.confidence,
-            comparisons=count if is_judged else beside[name],
-            one_sided=role in ONLY_GROWTH,
+            comparisons=judged if one.judged else shown[one.statistic],
+            one_sided=one.role in ONLY_GROWTH,
         )
         means = tuple(map(geometric_mean, zip(*values, strict=True)))
+        predicted = table.predicted(one.predicted)
         found.append(
-            Finding(name, label, role, is_judged, flatness, table.predicted(predicted), means)
+            Finding(one.statistic, one.label, one.role, one.judged, flatness, predicted, means)
         )
     return sorted(found, key=lambda one: not one.judged)
 
 
-def _curves(
-    table: "NormTable", judged: set[str], quantity: Quantity
-) -> Iterator[tuple[str, str, str, Measured, Predicted, bool]]:
-    for name in MAPS:
-        measured, predicted = _of_map(name)
+def _series(table: "NormTable", quantity: Quantity) -> Iterator[_Series]:
+    over_depth = quantity == "depth"
+    for name, label in MAPS.items():
+        measured = partial(statistics.map_by_step, name=name)
         if all(measured(run) for run in table.runs):
-            yield "map", MAPS[name], name, measured, predicted, quantity == "depth"
+            predicted = partial(statistics.predicted_map, name=name)
+            yield _Series("map", label, name, over_depth, measured, predicted)
     for name, statistic in STATISTICS.items():
+        judged = statistic.judged and not over_depth
         for role in table.roles(statistic):
-            yield (
-                name,
-                statistic.label_for(table.runs[0], role),
-                role,
-                *_of_role(statistic, role),
-                name in judged,
-            )
-
-
-def _of_map(name: str) -> tuple[Measured, Predicted]:
-    return lambda run: statistics.map_by_step(run, name), lambda run: statistics.predicted_map(
-        run, name
-    )
-
-
-def _of_role(statistic: Statistic, role: str) -> tuple[Measured, Predicted]:
-    return (
-        lambda run: statistics.by_step(run, statistic, role),
-        lambda run: statistics.predicted(run, statistic, role),
-    )
+            label = statistic.label_for(table.runs[0], role)
+            measured = partial(statistics.by_step, statistic=statistic, role=role)
+            predicted = partial(statistics.predicted, statistic=statistic, role=role)
+            yield _Series(name, label, role, judged, measured, predicted)
 
 
 def coherences(runs: Sequence[Run], quantity: Quantity) -> list[Coherence]:
     """κ of each role of matrices, at every value."""
-    table = NormTable(runs, quantity)
+    table, statistic = NormTable(runs, quantity), STATISTICS["coherence"]
     found: list[Coherence] = []
-    for role in table.roles(STATISTICS["coherence"]):
-        measured, _ = _of_role(STATISTICS["coherence"], role)
-        for x, column in zip(table.x, zip(*table.means(measured), strict=True), strict=True):
-            found.append(
-                Coherence(
-                    role, x, geometric_mean(column), statistics.noise_coherence(table.at(x), role)
-                )
-            )
+    for role in table.roles(statistic):
+        kappa = partial(statistics.by_step, statistic=statistic, role=role)
+        columns = zip(*table.means(kappa), strict=True)
+        for x, column in zip(table.x, columns, strict=True):
+            noise = statistics.noise_coherence(table.at(x), role)
+            found.append(Coherence(role, x, geometric_mean(column), noise))
     return found
 
 
@@ -168,11 +156,10 @@ class NormTable:
         return self._runs[self.seeds[0] if seed is None else seed, x]
 
     def roles(self, statistic: Statistic) -> list[str]:
-        """Those that have numbers in every run."""
-        found = statistics.roles(self.runs[0], statistic)
+        """The roles with numbers in every run."""
         return [
             role
-            for role in found
+            for role in statistics.roles(self.runs[0], statistic)
             if all(statistics.by_step(run, statistic, role) for run in self.runs)
         ]
 

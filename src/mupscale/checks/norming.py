@@ -1,6 +1,4 @@
-"""Spectral and Frobenius norms of a model's matrices at every step, each started from its last
-answer.
-"""
+"""Spectral and Frobenius norms of matrices at every step, each started from the last result."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,13 +10,13 @@ from torch import Tensor
 from mupscale.norms import Method, spectral_norm
 
 JUDGED, SHOWN = 5e-3, 2e-2
-"""Relative errors of norms: far below the noise over seeds, and of what is not judged, below what a
-picture shows.
+"""Relative errors of norms: far below the noise over seeds for judged ones, and below what a
+figure can show for the others.
 """
 
 
 class WeightSizes(NamedTuple):
-    """Norms of one matrix; of a stack (experts), the root mean square over it."""
+    """Norms of one matrix, or their root mean square over a stack of matrices (experts)."""
 
     spectral: float
     frobenius: float
@@ -26,10 +24,10 @@ class WeightSizes(NamedTuple):
 
 @dataclass
 class WarmNorms:
-    """Norms of matrices that change little from one step to the next. Keep one for each series.
+    """Norms of matrices that change little from one step to the next. Keep one per series.
 
-    Matrix by matrix: to stack those of the same shape took longer than all their norms, while each
-    is still in cache.
+    Computed matrix by matrix, while each is in cache: stacking those of the same shape took longer
+    than all the norms.
     """
 
     rtol: float = JUDGED
@@ -37,15 +35,10 @@ class WarmNorms:
     starts: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
 
     def of(self, key: int, matrix: Tensor) -> WeightSizes:
-        """Of the matrix that has this number at every step."""
+        """The norms of a matrix; `key` identifies it over the steps."""
         answer = spectral_norm(matrix, self.method, rtol=self.rtol, start=self.starts.get(key))
         self.starts[key] = answer.start
         count = math.prod(matrix.shape[:-2])
-        spectral = (
-            float(torch.linalg.vector_norm(answer.value))
-            if count > 1
-            else float(answer.value.sum())
-        )
-        return WeightSizes(
-            spectral / math.sqrt(count), float(torch.linalg.vector_norm(matrix)) / math.sqrt(count)
-        )
+        value = torch.linalg.vector_norm(answer.value) if count > 1 else answer.value.sum()
+        scale = math.sqrt(count)
+        return WeightSizes(float(value) / scale, float(torch.linalg.vector_norm(matrix)) / scale)

@@ -1,5 +1,5 @@
-"""What is measured by itself: a matrix, the rows of one role in a fused matrix, a table of
-embeddings, a vector.
+"""The parts that are measured: a matrix, the rows of one role in a fused matrix, an embedding
+table, a vector.
 """
 
 import math
@@ -29,7 +29,7 @@ from mupscale.theory import (
 
 @dataclass(frozen=True)
 class CheckedPart:
-    """A piece of a parameter that has a role of its own, and what theory says of its norms."""
+    """Part of a parameter with its own role, and the norms that theory predicts."""
 
     name: str
     role: Role
@@ -39,19 +39,17 @@ class CheckedPart:
     n_in: int
     repetitions: int
     multiplier: float
-    """What the forward pass puts on the stored numbers; norms are of the product."""
+    """Factor that the forward pass applies to the stored numbers; norms include it."""
     hooked: float
-    """The part of it that a plan's hook puts on the module's own output; the rest is a constant of
+    """The share of it that a plan's hook applies to the module's output; the rest is a constant of
     the model.
     """
     wanted: float
-    """The initial norm that theory asks for, with its own σ: σ(√n_in + √n_out); σ√n of a table's
-    row.
-    """
+    """The initial norm that theory asks for: σ(√n_in + √n_out), or σ√n for a row of a table."""
     predicted_start: float
     """The same with the σ of the plan in use."""
     predicted_step: float
-    """The norm of a step under the plan in use, as theory estimates it, up to a constant."""
+    """Theory's estimate of the norm of a step under the plan in use, up to a constant."""
     out_axis: int
     slices: Slices = ()
     kernel: bool = False
@@ -61,10 +59,8 @@ class CheckedPart:
         return self.name.rpartition(".")[0]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """(…, n_out, n_in): this part of a parameter, in the order of a linear layer, without the
-        multiplier.
-
-        Of a table it is (n_in, n_out): its rows.
+        """The part as (…, n_out, n_in), like a linear layer; as (n_in, n_out) for a table. Without
+        the multiplier.
         """
         if self.kind == "vector":
             return tensor
@@ -76,7 +72,7 @@ class CheckedPart:
         return rows.mT if self.out_axis == tensor.ndim - 1 else rows
 
     def outputs(self, tensor: Tensor, axis: int) -> Tensor:
-        """Of an axis that holds the parameter's outputs, those of this part."""
+        """The outputs of this part, along the axis that holds the parameter's outputs."""
         if not self.slices:
             return tensor
         pieces = [tensor.narrow(axis, start, stop - start) for start, stop in self.slices]
@@ -85,29 +81,29 @@ class CheckedPart:
 
 @dataclass(frozen=True)
 class Base:
-    """What the factors of a plan are multiplied by."""
+    """Base values, which the factors of a plan multiply."""
 
     lr: float
     std: float
 
 
-def parts_of(facts: ModelFacts, plan: Plan, right: Plan, base: Base) -> list[CheckedPart]:
-    """Every part of a model under `plan`, with the initial sizes of `right` as the wanted ones."""
+def parts_of(facts: ModelFacts, plan: Plan, ideal: Plan, base: Base) -> list[CheckedPart]:
+    """Every part of a model under `plan`; `ideal` gives the initial norms that theory asks for."""
     return [
         part
         for name, fact in facts.parameters.items()
-        for part in _parts(fact, plan.parameters[name], right.parameters[name], plan.rule, base)
+        for part in _parts(fact, plan.parameters[name], ideal.parameters[name], plan.rule, base)
     ]
 
 
 def _parts(
-    fact: ParameterFact, planned: PlannedParameter, right: PlannedParameter, rule: Rule, base: Base
+    fact: ParameterFact, planned: PlannedParameter, ideal: PlannedParameter, rule: Rule, base: Base
 ) -> Iterator[CheckedPart]:
     kind = role_row(fact.role).kind
     pieces: list[tuple[Role, Slices]] = [(block.role, block.slices) for block in fact.blocks]
     for role, slices in pieces or [(fact.role, ())]:
         n_out = sum(stop - start for start, stop in slices) or fact.fan_out
-        own, reference = _Values.of(planned, role), _Values.of(right, role)
+        own, reference = _Values.of(planned, role), _Values.of(ideal, role)
         sizes = n_out, 1 if kind == "table" else fact.fan_in
         yield CheckedPart(
             name=fact.name,
@@ -129,7 +125,7 @@ def _parts(
 
 
 def _layer(fact: ParameterFact) -> int | None:
-    """The index of the block, by what the template has a star for."""
+    """The index of the block, at the star of the template."""
     if "*" not in fact.template:
         return None
     return int(fact.name[fact.template.index("*") :].partition(".")[0])
@@ -137,7 +133,7 @@ def _layer(fact: ParameterFact) -> int | None:
 
 @dataclass(frozen=True)
 class _Values:
-    """What a plan gives to a parameter, or to the rows of a role in it."""
+    """The values of a plan for a parameter, or for the rows of one role in it."""
 
     init_std: float
     multiplier: float
@@ -151,8 +147,7 @@ class _Values:
             start = None if planned.start is None else planned.start + planned.offset
             return _Values(planned.init_std, planned.multiplier, planned.lr, start)
         block: RowBlock = rows[0]
-        # An optimizer of whole matrices steps the rows at a rate of their own; else they share the
-        # matrix's.
+        # With an optimizer of whole matrices, rows have their own rate; otherwise the matrix's.
         lr = planned.lr if block.multiplier != 1 else block.lr
         return _Values(block.init_std, block.multiplier * planned.multiplier, lr, None)
 
@@ -168,9 +163,9 @@ def _start(
 
 @cache
 def _norm_of_noise(kind: Kind, n_out: int, n_in: int) -> float:
-    """Of independent entries with standard deviation 1."""
+    """Norm of independent entries with standard deviation 1."""
     one = sympy.Integer(1)
-    if kind == "table":  # a one-hot input meets one row: the expected norm over such inputs
+    if kind == "table":  # a one-hot input selects one row: the expected norm over inputs
         return float(estimates.expected(one, sympy.Integer(n_out)))
     return float(estimates.bai_yin(one, sympy.Integer(n_out), sympy.Integer(n_in)))
 
@@ -178,11 +173,11 @@ def _norm_of_noise(kind: Kind, n_out: int, n_in: int) -> float:
 def _step(
     fact: ParameterFact, role: Role, planned: PlannedParameter, values: _Values, rule: Rule
 ) -> float:
-    """Norm of a step of base rate 1 on multiplier × parameter: `theory`'s estimate with the plan's
-    numbers put in.
+    """Theory's estimate of the norm of a step on multiplier × parameter, at base rate 1, with the
+    plan's numbers.
 
-    The gradient with respect to that product is the unit's own, times the branch's factor for what
-    stands inside of the branch; with respect to the stored numbers it is larger by the multiplier.
+    The gradient with respect to that product is the unit's own, times the branch's factor for
+    parameters inside a branch; with respect to the stored numbers it is larger by the multiplier.
     """
     inside = fact.depth is not None and not planned.output
     multiplier = values.multiplier * fact.forward_multiplier
@@ -202,7 +197,7 @@ def _step_norm(
     rms: float,
     gradient_scale: float,
 ) -> float:
-    """Norm of a step of unit rate: layers that are alike ask for it again and again."""
+    """Norm of a step at rate 1, cached because many layers are alike."""
     core = unit.branch if isinstance(unit, Residual) else unit
     known = {formulas.symbol(name): value for name, value in numbers}
     n_out, n_in, gradient = (
@@ -210,9 +205,8 @@ def _step_norm(
     )
     sizes = StepSizes(n_out, n_in, rms=sympy.Float(rms), gradient=gradient * gradient_scale)
     step = float(optimizer_named(optimizer).step(sizes))
-    return (
-        step / math.sqrt(n_out) if isinstance(core, Vector) else step
-    )  # of a vector, the root mean square
+    # For a vector, the root mean square.
+    return step / math.sqrt(n_out) if isinstance(core, Vector) else step
 
 
 def _unit(fact: ParameterFact, role: Role) -> tuple[Unit, dict[str, int]]:

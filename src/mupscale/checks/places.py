@@ -1,4 +1,4 @@
-"""Where the maps of a network begin and end: attention, feed-forward part, block, and the residual
+"""Where the maps of a network begin and end: attention, feed-forward part, block and residual
 stream.
 """
 
@@ -23,9 +23,7 @@ _LAST: Mapping[str, tuple[Role, ...]] = {
 
 @dataclass
 class _Maps:
-    """What takes the input of a block's attentions (or feed-forward parts), and what gives their
-    outputs.
-    """
+    """The modules at which a block's attentions (or feed-forward parts) begin and end."""
 
     inputs: list[str] = field(default_factory=list[str])
     outputs: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
@@ -42,8 +40,8 @@ class _Maps:
 
     @property
     def ends(self) -> list[tuple[str, str, float]]:
-        """One after the other, as self-attention and cross-attention; else from the first input to
-        the last output.
+        """One map per pair, as for self-attention and cross-attention; otherwise one from the first
+        input to the last output.
         """
         if len(self.inputs) == len(self.outputs):
             return [(first, *last) for first, last in zip(self.inputs, self.outputs, strict=True)]
@@ -52,18 +50,17 @@ class _Maps:
 
 @dataclass(frozen=True)
 class Places:
-    """Where the maps of each block begin and end: the paths of modules whose input and output are
-    looked at.
-    """
+    """The paths of modules at which the maps of each block begin and end."""
 
     ends: Mapping[str, Sequence[tuple[str, str, float]]]
-    """For attention and MLP, block by block: what takes the input, what gives the output, a
-    constant on that.
+    """For attention and MLP, block by block: the first module, the last one, and a constant factor
+    on its output.
     """
     blocks: Sequence[str]
     norms: Sequence[str] = ()
-    """Where a block is a list of layers and never called as one: the norms that take the stream,
-    block by block and before the readout."""
+    """For blocks that are lists of layers, which are never called as one module: the norms that
+    take the stream, block by block and before the readout.
+    """
 
     @staticmethod
     def of(facts: ModelFacts, modules: Mapping[str, nn.Module]) -> "Places":
@@ -79,8 +76,7 @@ class Places:
         ends = {
             kind: [end for found in blocks.values() for end in found[kind].ends] for kind in _FIRST
         }
-        # A numbered module that ends no branch, such as a table of values for each layer, is no
-        # block.
+        # A numbered module without the end of a branch is not a block but, say, a table per layer.
         real = [
             block for block, found in blocks.items() if any(maps.outputs for maps in found.values())
         ]
@@ -96,8 +92,8 @@ class Places:
         return [*of_maps, *self.blocks, *self.norms]
 
     def measured(self, trace: NormTrace) -> dict[str, list[float]]:
-        """‖φ(x)‖/‖x‖ of each map, block by block, and the residual stream before, between and after
-        the blocks.
+        """‖φ(x)‖/‖x‖ of each map, block by block, and the norm of the residual stream before,
+        between and after the blocks.
         """
         found: dict[str, list[float]] = {}
         for kind, ends in self.ends.items():
@@ -121,26 +117,21 @@ class Places:
 
 
 def _norms_on_stream(facts: ModelFacts, blocks: Sequence[str]) -> list[str]:
-    """The first norm in each block and the final one; nothing where one of them is missing."""
-    gains = [
-        fact.name
-        for fact in facts.parameters.values()
-        if fact.role == "gain" and fact.fan_out == facts.width
-    ]
-    first = [
-        next((name for name in gains if name.startswith(f"{block}.")), None) for block in blocks
-    ]
+    """The first norm of each block and the final one, or nothing if one of them is missing."""
+    facts_of_gains = (fact for fact in facts.parameters.values() if fact.role == "gain")
+    gains = [fact.name for fact in facts_of_gains if fact.fan_out == facts.width]
+    first = [next((n for n in gains if n.startswith(f"{block}.")), None) for block in blocks]
     if facts.final_norm is None or None in first:
         return []
     return [*(name.rpartition(".")[0] for name in first if name is not None), facts.final_norm]
 
 
 def _streams(trace: NormTrace, blocks: Sequence[str]) -> list[float]:
-    """The stream before, between and after the blocks.
+    """The norm of the stream before, between and after the blocks.
 
-    A second stack, such as a decoder's, begins with a stream of its own: its course is put behind
-    that of the first, so that the last number over the first is the growth of both. Blocks that run
-    again and again count to the end.
+    A second stack, such as a decoder, begins with its own stream. Its norms are rescaled to follow
+    those of the first stack, so that the last number over the first is the growth of both. Blocks
+    that run several times count with their last output.
     """
     course: list[float] = []
     for _, stack in itertools.groupby(blocks, lambda block: block.rpartition(".")[0]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,18 +174,21 @@ def _advice(found: Sequence[Finding]) -> str:
 
 
 def _table(found: Sequence[Finding]) -> str:
-    rows = [
-        [
-            finding.label,
-            finding.role,
-            _number(finding.flatness.slope.value),
-            f"[{_number(finding.flatness.low)}, {_number(finding.flatness.high)}]",
-            "" if finding.predicted is None else _number(finding.predicted),
-            finding.verdict or "shown",
+    """Roles below the label of their statistic, which would be too wide as a column of its own."""
+    rows: list[list[str]] = []
+    for label, group in itertools.groupby(found, lambda finding: finding.label):
+        rows.append([label, "", "", "", ""])
+        rows += [
+            [
+                f"  {finding.role}",
+                _number(finding.flatness.slope.value),
+                f"[{_number(finding.flatness.low)}, {_number(finding.flatness.high)}]",
+                "" if finding.predicted is None else _number(finding.predicted),
+                finding.verdict or "shown",
+            ]
+            for finding in group
         ]
-        for finding in found
-    ]
-    head = ["statistic", "role", "slope", "interval", "theory", "verdict"]
+    head = ["statistic, role", "slope", "interval", "theory", "verdict"]
     return text_table(head, rows, right=["slope", "interval", "theory"])
 
 

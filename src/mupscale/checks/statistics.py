@@ -1,7 +1,7 @@
-"""The statistics of a check: how each comes from a run's norms, what theory predicts of it, and
+"""The statistics of a check: how each follows from a run's norms, what theory predicts, and
 whether it is judged.
 
-A run is the dictionary that `run_probe` returns. A statistic has a value for each part (or map) and
+A run is the dictionary that `run_probe` returns. A statistic has one value per part (or map) and
 step.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 Run = Mapping[str, Any]
 Quantity = Literal["r", "width", "depth"]
 THIN = ("readout", "router")
-"""Few outputs whose number does not grow: their own initial norm, σ(√n_in + √n_out), does not go
-like the target.
+"""Roles with a fixed number of outputs: their initial norm, σ(√n_in + √n_out), does not scale
+like the spectral target.
 """
 
 
@@ -35,17 +35,15 @@ class PartView:
 
     @property
     def is_thin(self) -> bool:
-        """Whether one of its sides does not grow: then its own initial norm does not go like the
-        spectral target.
+        """Whether one side does not grow, so that the initial norm does not scale like the spectral
+        target.
         """
         return self.role in THIN or self.name in self.run.get("thin", ())
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A number for each part and step. `predicted` is its course over the values by theory, up to a
-    constant.
-    """
+    """One number per part and step. `predicted` is theory's value, up to a constant."""
 
     name: str
     label: str
@@ -57,9 +55,7 @@ class Statistic:
     first_layer: bool = False
 
     def label_for(self, run: Run, role: str) -> str:
-        """A thin matrix's update is measured against its spectral target instead of its initial
-        norm.
-        """
+        """The label, with the spectral target in place of the initial norm for thin matrices."""
         thin = "/‖W0‖" in self.label and all(part.is_thin for part in parts(run, self, role))
         return self.label.replace("‖W0‖", "√(n_out/n_in)") if thin else self.label
 
@@ -72,7 +68,7 @@ class Statistic:
 def _over(
     name: str, scale: Callable[[PartView], float]
 ) -> Callable[[PartView], list[float | None]]:
-    """A series of the run, divided."""
+    """A series of the run, divided by a scale."""
 
     def measured(part: PartView) -> list[float | None]:
         by = scale(part)
@@ -86,10 +82,8 @@ def _one(_: PartView) -> float:
 
 
 def update_scale(part: PartView) -> float:
-    """What an update must keep up with: the initial norm; for a thin matrix the spectral target
-    √(n_out/n_in).
-
-    What starts at zero has no initial norm: there it is the one that theory asks for.
+    """The scale of an update: the initial norm, or the spectral target √(n_out/n_in) of a thin
+    matrix. A matrix that starts at zero has the initial norm that theory asks for.
     """
     return math.sqrt(part.n_out / part.n_in) if part.is_thin else part.start or part.wanted
 
@@ -103,7 +97,7 @@ def _ratio(top: float, bottom: float) -> float | None:
 
 
 def _expected_scale(part: PartView) -> float:
-    """‖A‖_F/√n_in is the root mean square of ‖Ax‖/‖x‖; a table's rows are that already."""
+    """‖A‖_F/√n_in is the root mean square of ‖Ax‖/‖x‖; rows of a table need no such scale."""
     return math.sqrt(part.n_in) if part.kind == "matrix" else 1.0
 
 
@@ -200,7 +194,7 @@ _ALL = (
     Statistic("coherence", "κ = ‖ΔW‖/‖ΔW‖_F", _kappa, lambda _: 1.0, kinds=("matrix",)),
 )
 STATISTICS: Mapping[str, Statistic] = {one.name: one for one in _ALL}
-"""All of them by name, the judged ones first."""
+"""All statistics by name, judged ones first."""
 
 MAPS: Mapping[str, str] = {
     "attention": "L × ‖φ(x)‖/‖x‖",
@@ -208,19 +202,18 @@ MAPS: Mapping[str, str] = {
     "block": "‖φ(x)‖/‖x‖",
     "stream": "‖x_L‖/‖x_0‖",
 }
-"""The maps of a block and the whole stack of them. Of L branches each may add a share of 1/L to the
-stream.
+"""The maps inside a block, the block, and the stack of all blocks. Each of L branches may add a
+share of 1/L to the stream.
 """
 ONLY_GROWTH = ("block", "stream")
-"""Both tend to 1 from above as branches shrink: a fall is no fault."""
+"""Both tend to 1 from above as branches shrink, so only growth is a failure."""
 
 
 def with_thin(runs: Sequence[Run], quantity: Quantity) -> list[Run]:
-    """The runs, each with the names of matrices of which one side grows with the width and the
-    other does not.
+    """The runs, with the names of matrices of which only one side grows with the width.
 
-    Such are the two factors of an adapter. Keys and values are not meant: what they must follow is
-    their initial norm.
+    The two factors of an adapter are examples. Keys and values are not included: the scale of
+    their updates is their initial norm.
     """
     if quantity != "width":
         return list(runs)
@@ -230,12 +223,12 @@ def with_thin(runs: Sequence[Run], quantity: Quantity) -> list[Run]:
         for name, kind, role, n_out, n_in in zip(*columns, strict=True):
             if kind == "matrix" and role not in _SHARED:
                 sizes.setdefault(name, set()).add((n_out, n_in))
-    thin = [name for name, found in sizes.items() if _distinct(found, 0) != _distinct(found, 1)]
+
+    def grows(name: str, side: int) -> bool:
+        return len({size[side] for size in sizes[name]}) > 1
+
+    thin = [name for name in sizes if grows(name, 0) != grows(name, 1)]
     return [{**run, "thin": thin} for run in runs] if thin else list(runs)
-
-
-def _distinct(sizes: set[tuple[int, int]], side: int) -> bool:
-    return len({size[side] for size in sizes}) > 1
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -243,7 +236,7 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def parts(run: Run, statistic: Statistic, role: str | None = None) -> list[PartView]:
-    """Those that a statistic is about, in the order of the model."""
+    """The parts that a statistic applies to, in the order of the model."""
     columns = zip(run["parts"]["kind"], run["parts"]["role"], run["parts"]["layer"], strict=True)
     return [
         PartView(run, index)
@@ -253,51 +246,44 @@ def parts(run: Run, statistic: Statistic, role: str | None = None) -> list[PartV
 
 
 def roles(run: Run, statistic: Statistic) -> list[str]:
-    """The roles that a statistic has numbers for, in the order of the model."""
-    return list(
-        dict.fromkeys(
-            p.role for p in parts(run, statistic) if any(v for v in statistic.measured(p))
-        )
-    )
+    """The roles for which a statistic has numbers, in the order of the model."""
+    measured = (part.role for part in parts(run, statistic) if any(statistic.measured(part)))
+    return list(dict.fromkeys(measured))
 
 
 def by_step(run: Run, statistic: Statistic, role: str) -> list[float]:
-    """The geometric mean over layers at each step, from the first at which all that move are
-    moving.
+    """The geometric mean over layers at each step, starting at the first step at which all parts
+    that move are moving.
 
-    Behind a projection that starts at zero there is no gradient at first: those steps say nothing.
+    Behind a projection that starts at zero there is no gradient at first, and nothing moves.
     """
     columns = [list(statistic.measured(part)) for part in parts(run, statistic, role)]
-    began = [(_still(column), column) for column in columns]
+    starts = [next((k for k, v in enumerate(column) if v), len(column)) for column in columns]
     moving = [
-        (still, column) for still, column in began if all(column[still:]) and still < len(column)
+        (start, column)
+        for start, column in zip(starts, columns, strict=True)
+        if start < len(column) and all(column[start:])
     ]
-    first = max((still for still, _ in moving), default=0)
+    first = max((start for start, _ in moving), default=0)
     logs = [np.log(np.array(column[first:], dtype=float)) for _, column in moving]
     return np.exp(np.mean(logs, axis=0)).tolist() if logs else []
 
 
-def _still(column: Sequence[float | None]) -> int:
-    """How many of the first steps did not move it."""
-    return next((k for k, value in enumerate(column) if value), len(column))
-
-
 def predicted(run: Run, statistic: Statistic, role: str) -> float | None:
-    """The geometric mean over layers; None where theory has none."""
+    """The geometric mean over layers; None if theory has no estimate."""
     found = [statistic.predicted(p) for p in parts(run, statistic, role)]
     known = [value for value in found if value]
     return geometric_mean(known) if known and len(known) == len(found) else None
 
 
 def map_by_step(run: Run, name: str) -> list[float]:
-    """The geometric mean over blocks at each step, the first of which is the start; of the stream,
-    its growth.
+    """The geometric mean over blocks before the first and after each step; for the stream, its
+    growth.
     """
     rows = run["maps"].get(name, [])
-    rows = rows[
-        next((k for k, row in enumerate(rows) if all(row)), len(rows)) :
-    ]  # branches may start at zero
-    if not all(value for row in rows for value in row):  # a branch that gives nothing
+    # Branches may start at zero.
+    rows = rows[next((k for k, row in enumerate(rows) if all(row)), len(rows)) :]
+    if not all(value for row in rows for value in row):  # a branch whose output is zero
         return []
     if name == "stream":
         return [row[-1] / row[0] for row in rows]
@@ -310,10 +296,9 @@ def predicted_map(run: Run, name: str) -> float | None:
 
 
 def random_coherence(n_out: int, n_in: int) -> float:
-    """‖N‖/‖N‖_F of a matrix of independent noise (Bai & Yin); of a coherent one, which has rank
-    one, it is 1.
+    """‖N‖/‖N‖_F of a matrix of independent noise (Bai & Yin); 1 for a matrix of rank one.
 
-    It grows with r, since a matrix of fewer rows leaves noise less room to spread.
+    It grows with r: fewer rows leave noise less room to spread.
 
     >>> round(random_coherence(768, 768), 3), round(random_coherence(64, 768), 3)
     (0.072, 0.161)
@@ -322,6 +307,6 @@ def random_coherence(n_out: int, n_in: int) -> float:
 
 
 def noise_coherence(run: Run, role: str) -> float:
-    """What κ would be if the updates of a role were independent noise."""
+    """κ of a role if its updates were independent noise."""
     found = [random_coherence(p.n_out, p.n_in) for p in parts(run, STATISTICS["coherence"], role)]
     return geometric_mean(found)

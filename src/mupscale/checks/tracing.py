@@ -1,4 +1,4 @@
-"""What goes into and comes out of matrices and blocks in one forward pass, at a few tokens."""
+"""Inputs and outputs of matrices and blocks in one forward pass, at a few tokens."""
 
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 TOKENS = 64
-"""Tokens looked at, evenly spread over the batch: enough for a root mean square, a small share of
-the cost.
-"""
+"""Tokens sampled, evenly spaced over the batch: enough for a root mean square, at a low cost."""
 
 
 @dataclass
@@ -21,10 +19,10 @@ class NormTrace:
     inputs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     outputs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     last: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Outputs of the last call of a module, where the others are of the first."""
+    """Outputs of the last call of each module; `outputs` holds those of the first."""
 
     def comparable(self, earlier: "NormTrace", path: str) -> bool:
-        """Whether a module gave as much in both passes, so that its outputs can be subtracted."""
+        """Whether a module's outputs have the same shape in both passes and can be subtracted."""
         now, then = self.outputs.get(path), earlier.outputs.get(path)
         return now is not None and then is not None and now.shape == then.shape
 
@@ -33,20 +31,16 @@ class NormTrace:
 def tracing(
     modules: Mapping[str, nn.Module], paths: Iterable[str], tokens: int | None
 ) -> Generator[NormTrace]:
-    """Record the modules at `paths` while they are called for a batch; the model is unchanged.
+    """Record the modules at `paths` during a forward pass, with hooks that are removed afterwards.
 
-    Where it is known how many tokens the batch has, what is called with another number is left out.
+    If the number of tokens in the batch is known, calls with another number are left out.
     """
     trace = NormTrace()
     with ExitStack() as hooks:
         for path in paths:
-            module = modules[path]
-            before, after = (
-                _input_recorder(trace, path, tokens),
-                _output_recorder(trace, path, tokens),
-            )
-            # What a plan's hook puts on the input belongs to the multiplier of the weight: x is
-            # what comes before it.
+            module, (before, after) = modules[path], _recorders(trace, path, tokens)
+            # First in line, because the input of a plan's hook belongs to the weight's multiplier:
+            # x is the input before that hook.
             hooks.callback(
                 module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove
             )
@@ -54,36 +48,26 @@ def tracing(
         yield trace
 
 
-def _input_recorder(trace: NormTrace, path: str, tokens: int | None) -> Any:
-    def hook(_: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        given = next(
-            (value for value in (*arguments, *keywords.values()) if isinstance(value, Tensor)), None
-        )
-        _keep(trace.inputs, path, _sample(given, tokens))
+def _recorders(trace: NormTrace, path: str, tokens: int | None) -> tuple[Any, Any]:
+    """Hooks for the first input and for the outputs of a module."""
 
-    return hook
+    def before(_: nn.Module, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        values = (*arguments, *keywords.values())
+        sample = _sample(next((v for v in values if isinstance(v, Tensor)), None), tokens)
+        if sample is not None:
+            trace.inputs.setdefault(path, sample)
 
+    def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        sample = _sample(output[0] if isinstance(output, tuple) and output else output, tokens)
+        if sample is not None:
+            trace.outputs.setdefault(path, sample)
+            trace.last[path] = sample
 
-def _output_recorder(trace: NormTrace, path: str, tokens: int | None) -> Any:
-    def hook(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-        made = _sample(output[0] if isinstance(output, tuple) and output else output, tokens)
-        _keep(trace.outputs, path, made)
-        if made is not None:
-            trace.last[path] = made
-
-    return hook
-
-
-def _keep(kept: dict[str, Tensor], path: str, sampled: Tensor | None) -> None:
-    """The first call of a module counts."""
-    if sampled is not None and path not in kept:
-        kept[path] = sampled
+    return before, after
 
 
 def _sample(tensor: Any, tokens: int | None) -> Tensor | None:
-    """Some tokens of a batch of vectors; None for anything else, such as the tokens that reach one
-    expert.
-    """
+    """Some tokens of a batch of vectors; None for anything else, such as an expert's tokens."""
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.ndim < 2:
         return None
     rows = tensor.detach().reshape(-1, tensor.shape[-1])
