@@ -1,6 +1,6 @@
-"""Results on disk: rows as JSON lines, whole files or none.
+"""Results on disk: rows as JSON lines, files written whole or not at all, and locks.
 
-JSON is strict: a number that is not finite is refused here, before it can poison a reader.
+JSON is strict: NaN and infinity raise an error here, before they can confuse a reader.
 """
 
 import dataclasses
@@ -8,22 +8,34 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+import time
+from collections.abc import Collection, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from mupscale.errors import NonFiniteError, StorageError
+from mupscale.errors import NonFiniteError, OptionError, StorageError
 
 
 def write_rows(path: Path, rows: Iterable[Any]) -> None:
-    """Write dataclass rows or dictionaries, one JSON object a line."""
+    """Write dataclass rows or dictionaries, one JSON object per line."""
+    write_whole(path, b"".join([json_line(row, f"{path}: a row") for row in rows]))
+
+
+def json_line(row: Any, what: str) -> bytes:
+    """A dataclass or dictionary as a line of strict JSON; `what` names it in errors."""
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        row = dataclasses.asdict(row)
     try:
-        lines = [json.dumps(_plain(row), allow_nan=False, ensure_ascii=False) for row in rows]
+        text = json.dumps(row, allow_nan=False, ensure_ascii=False)
     except ValueError as error:
         raise NonFiniteError(
-            f"{path}: a row holds NaN or infinity, which JSON cannot carry. Store null."
+            f"{what} holds NaN or infinity, which JSON cannot represent. Use None instead."
         ) from error
-    write_whole(path, "".join(f"{line}\n" for line in lines).encode())
+    except TypeError as error:
+        raise OptionError(f"{what} cannot be written as JSON: {error}.") from error
+    # Half a surrogate pair, as in the name of a badly encoded file, becomes JSON's own escape.
+    return text.encode(errors="backslashreplace") + b"\n"
 
 
 def finite(value: Any) -> Any:
@@ -61,24 +73,17 @@ def differences(old: Any, new: Any, ignore: Collection[str] = (), name: str = ""
         yield f"{name}: {before} → {after}"
 
 
-def _plain(row: Any) -> Any:
-    return (
-        dataclasses.asdict(row)
-        if dataclasses.is_dataclass(row) and not isinstance(row, type)
-        else row
-    )
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part, whatever happens
-    meanwhile.
+def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file, perhaps in chunks, so that a reader sees the old content or the new one, never
+    a part of it, even if this process is killed meanwhile.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
+                for chunk in [content] if isinstance(content, bytes) else content:
+                    file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
@@ -88,13 +93,59 @@ def write_whole(path: Path, content: bytes) -> None:
             raise
         _sync_folder(path.parent)
     except OSError as error:
-        reason = error.strerror or str(error)
-        message = f"could not write {path}: {reason}. Free some room or choose another --output; nothing was changed."
-        raise StorageError(message) from error
+        raise storage_error("write", path, error, "; the file was not changed") from error
+
+
+def storage_error(action: str, path: Path, error: OSError, rest: str = "") -> StorageError:
+    """The error for a path that could not be written, opened or locked."""
+    reason = error.strerror or str(error)
+    return StorageError(
+        f"could not {action} {path}: {reason}. Free some disk space or choose another folder{rest}."
+    )
+
+
+@contextmanager
+def locked(path: Path, what: Path, seconds: float = 0.0) -> Generator[int]:
+    """Hold the lock at `path`, which protects `what`, and wait for it for at most this long.
+
+    Yields the file descriptor. The system frees the lock when all copies of the descriptor are
+    closed: when this process ends, however it ends, and the last process that it was passed to.
+    That is why this is not `filelock.FileLock`, which keeps its descriptor to itself.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise storage_error("open", path, error) from error
+    try:
+        deadline = time.monotonic() + seconds
+        while not _claimed(file, path):
+            if time.monotonic() > deadline:
+                owner = os.pread(file, 20, 0).decode(errors="replace") or "unknown pid"
+                raise OptionError(
+                    f"{what} is in use by another process ({owner}). Wait until it has ended, or "
+                    "choose another folder."
+                )
+            time.sleep(0.05)
+        with suppress(OSError):  # on a full disk, others do not learn the pid
+            os.ftruncate(file, 0)
+            os.pwrite(file, str(os.getpid()).encode(), 0)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _claimed(file: int, path: Path) -> bool:
+    from filelock import lock_descriptor
+
+    try:
+        return lock_descriptor(file, blocking=False)
+    except OSError as error:
+        raise storage_error("lock", path, error, " on a local disk") from error
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The rows, none if there is no file, and whether a torn last line was left out."""
+    """The rows of a file, if it exists, and whether a torn last line was left out."""
     try:
         *whole, tail = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -107,7 +158,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Repair a file before anything is appended to it."""
+    """Repair a file before appending to it."""
     content = path.read_bytes()
     write_whole(path, content[: content.rfind(b"\n") + 1])
 

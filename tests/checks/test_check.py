@@ -309,7 +309,7 @@ class TestFolder:
             == first.to_dict()
         )
         assert said == [
-            f"{tmp_path / 'runs.jsonl'}: the last line was torn and is dropped; its job is run "
+            f"{tmp_path / 'runs.jsonl'}: dropped a torn last line; its job runs "
             "again."
         ]
 

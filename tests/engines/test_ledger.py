@@ -118,7 +118,7 @@ class TestAnotherConfig:
         ("about", "error"), [({"lr": float("nan")}, NonFiniteError), ({"x": {1}}, OptionError)]
     )
     def test_that_json_cannot_carry(self, path, about, error):
-        with pytest.raises(error, match="what is being run"):
+        with pytest.raises(error, match="the description of the jobs"):
             carry(path, about=about)
         assert not path.exists()
 

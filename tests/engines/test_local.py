@@ -363,7 +363,7 @@ class TestWhatAJobStarted:
         assert (ended["before"].result, ended["after"].result) == (1, 2)
         assert ended["late"].failure.kind == "timeout"
         assert ended["late"].attempts == 1
-        assert "job 'late' was ended after 3 seconds" in str(ended["late"].failure.error)
+        assert "job 'late' exceeded its time limit of 3 seconds" in str(ended["late"].failure.error)
         assert is_gone(int((tmp_path / "child").read_text()))
 
     def test_ends_with_a_worker_that_is_killed(self, tmp_path, how):
@@ -538,7 +538,7 @@ class TestASession:
     @pytest.mark.parametrize("setting", [{"time_limit": 5}, {"memory_limit": 1 << 30}])
     def test_in_this_process_refuses_limits_that_it_cannot_keep(self, setting):
         with pytest.raises(
-            OptionError, match=r"_limit=\d+ cannot be kept in this process \(workers=0\)"
+            OptionError, match=r"_limit=\d+ needs a worker process, but workers=0"
         ):
             Local(workers=0, **setting)
 
@@ -607,7 +607,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), {"loss": [1.0, float("-inf")]}])
     def test_a_result_that_is_not_finite_is_refused_by_name(self, engine, value, tmp_path):
-        with pytest.raises(NonFiniteError, match=r"job 'a': its result holds (NaN|-?Infinity)"):
+        with pytest.raises(NonFiniteError, match=r"job 'a': its result contains (NaN|-?Infinity)"):
             run_jobs(lambda _: value, {"a": None}, engine=engine, ledger=tmp_path / "jobs.jsonl")
         assert (tmp_path / "jobs.jsonl").read_text().count("\n") == 1
 

@@ -2,6 +2,7 @@
 says what they say.
 """
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -84,17 +85,17 @@ def test_a_recorded_run_comes_out_again(name: str, tmp_path: Path) -> None:
     while (proposed := waiting.next()) is not None and proposed.number != trial.number:
         pass
     assert proposed is not None
-    work: dict[str, Any] = assignment(study.config, proposed, str(tmp_path / trial.key))
+    work = assignment(study.config, proposed, str(tmp_path / trial.key))
     if (
         trial.tokens and trial.tokens > LONG
     ):  # behind one that is far ahead, so that it is stopped as hopeless
         ahead = [[step, loss - 1] for step, loss in trial.curve]
-        work["stop"] = reference(ahead, trial.steps or 0).to_dict()
+        work = dataclasses.replace(work, stop=reference(ahead, trial.steps or 0).to_dict())
     again = train(work)
     losses = [loss for _, loss in again["curve"]]
     assert losses == pytest.approx([loss for _, loss in trial.curve[: len(losses)]], abs=2e-2)
     assert len(losses) > len(trial.curve) / 3
-    if not work["stop"]:
+    if not work.stop:
         assert again["loss"] == pytest.approx(trial.loss, abs=5e-3)
 
 

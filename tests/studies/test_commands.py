@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -21,22 +22,26 @@ from hypothesis import strategies as st
 
 from mupscale.errors import MupscaleError, OptionError, StorageError, UnknownNameError
 from mupscale.studies import commands, readings
-from mupscale.studies.commands import check_command, filled
+from mupscale.studies.commands import arguments, check_command, filled
+from mupscale.studies.config import Trainer
 from mupscale.studies.curves import LossCurve, TrialStopped
-from mupscale.studies.readings import LONGEST_LINE, Lines, check_metrics
+from mupscale.studies.readings import LONGEST_LINE, Lines, metrics_in
 from mupscale.studies.stopping import WINDOWS
-from mupscale.studies.trainers import train
+from mupscale.studies.trainers import TrialAssignment, train
 from tests.studies.assignments import HALFWAY, NEVER, assigned, strict
 
 REGEX = r"regex:(?:step (?P<step>\d+) )?loss (?P<loss>\S+)"
 
 
-def script(root: Path, code: str, *flags: str, stop=None, plan=None, **trainer) -> dict:
+def script(
+    root: Path, code: str, *flags: str, stop=None, plan=None, time_limit=None, **trainer
+) -> TrialAssignment:
     """The assignment of a trial that runs this Python."""
     path = root / "own_script.py"
     path.write_text(textwrap.dedent(code))
     command = ["{python}", str(path), *flags]
-    return assigned(root, {"kind": "command", "command": command, **trainer}, stop=stop, plan=plan)
+    own = Trainer(command=tuple(command), **trainer)
+    return assigned(root, own, stop=stop, plan=plan, time_limit=time_limit)
 
 
 def ran(root: Path, code: str, *flags: str, **settings) -> dict:
@@ -64,7 +69,7 @@ def wait_until(condition, seconds: float = 20.0) -> None:
 
 @pytest.fixture
 def short_grace(monkeypatch):
-    monkeypatch.setattr(commands, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("mupscale.engines.keeper.GRACE_SECONDS", 0.5)
 
 
 class TestPlaceholders:
@@ -123,25 +128,25 @@ class TestPlaceholders:
                 ["a", "{lr}", "{wieght_decay}"],
                 "Did you mean 'weight_decay'? Known: lr, weight_decay, n_kv_heads, seed,",
             ),
-            (["a", "{lr}", "{lr.__class__}"], "has a { that belongs to no placeholder"),
-            (["a", "{lr!r}"], "has a { that belongs to no placeholder"),
+            (["a", "{lr}", "{lr.__class__}"], "has a { outside of a placeholder"),
+            (["a", "{lr!r}"], "has a { outside of a placeholder"),
             (
                 ["a", "{lr}", '{"json": 1}'],
                 "Write {name} for a placeholder, and {{ and }} for braces",
             ),
-            (["a", "{lr}", "}"], "has a } that belongs to no placeholder"),
+            (["a", "{lr}", "}"], "has a } outside of a placeholder"),
             (["a"], "has no {lr}: every trial would be the same"),
             (["a", "{{lr}}"], "has no {lr}"),
             ("python train.py --lr {lr}", "is one string, which only a shell could split"),
             ([], "is not a list of arguments"),
             (None, "is not a list of arguments"),
-            (["a", "{lr}", 8], "8 is not a text"),
-            (["a", "{lr}", "b\0"], "is not a text"),
+            (["a", "{lr}", 8], "8 is not a string"),
+            (["a", "{lr}", "b\0"], "is not a string"),
         ],
     )
     def test_a_command_that_cannot_work_is_refused(self, command, message):
         with pytest.raises(MupscaleError) as error:
-            check_command(command, "json", ["lr", "weight_decay", "n_kv_heads"])
+            check_command(arguments(command), "json", ["lr", "weight_decay", "n_kv_heads"])
         assert message in str(error.value)
 
     def test_a_plan_that_there_is_not_is_refused(self, tmp_path):
@@ -165,7 +170,7 @@ class TestMetrics:
     )
     def test_what_cannot_be_looked_for_is_refused(self, metrics, message):
         with pytest.raises(MupscaleError) as error:
-            check_metrics(metrics)
+            metrics_in(metrics, Path())
         assert message in str(error.value)
 
     def test_json_lines_among_other_output(self, tmp_path):
@@ -355,7 +360,7 @@ class TestHowItEnds:
     def test_no_loss_at_all_says_what_was_looked_for(self, tmp_path, metrics, looked_for):
         result = ran(tmp_path, "print('all is', 'well')", metrics=metrics)
         assert result["status"] == "failed"
-        assert f"told of no loss. Looked for {looked_for}" in result["error"]
+        assert f"reported no loss. Expected {looked_for}" in result["error"]
         assert "all is well" in result["error"]
 
     def test_silence(self, tmp_path):
@@ -467,7 +472,7 @@ class TestHowItEnds:
         assert not is_alive(int(output(tmp_path).split()[-1]))
 
     def test_a_program_that_is_not_there_fails(self, tmp_path):
-        given = assigned(tmp_path, {"kind": "command", "command": ["no-such-program", "{lr}"]})
+        given = assigned(tmp_path, Trainer(command=("no-such-program", "{lr}")))
         result = strict(train(given))
         assert result["status"] == "failed"
         assert "could not start no-such-program: No such file or directory" in result["error"]
@@ -483,7 +488,7 @@ class TestHowItEnds:
     def test_it_runs_in_the_folder_of_its_caller(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "own_script.py").write_text("print('loss 1')")
-        command = {"kind": "command", "command": ["{python}", "own_script.py"], "metrics": REGEX}
+        command = Trainer(command=("{python}", "own_script.py"), metrics=REGEX)
         assert train(assigned(tmp_path, command))["status"] == "finished"
 
     def test_output_of_former_attempts_is_kept_and_not_read_again(self, tmp_path):
@@ -514,7 +519,7 @@ class TestFaults:
             running.append(int(chunk))
             raise StorageError(os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(commands._Running, "_keep", full)
+        monkeypatch.setattr(commands._Running, "_write", full)
         with pytest.raises(StorageError, match="No space left"):
             train(given)
         assert not is_alive(running[0])
@@ -522,7 +527,7 @@ class TestFaults:
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
     def test_an_output_that_cannot_be_written_is_named(self, tmp_path):
         given = script(tmp_path, "print('loss 1')", metrics=REGEX)
-        folder = Path(given["folder"])
+        folder = Path(given.folder)
         folder.mkdir(parents=True)
         (folder / "output.txt").symlink_to("/dev/full")
         with pytest.raises(StorageError, match=r"could not write .*output.txt: No space left"):
@@ -544,12 +549,13 @@ class TestFaults:
             time.sleep(60)
         """
         given = script(tmp_path, code, metrics=REGEX)
-        (tmp_path / "given.json").write_text(json.dumps(given))
-        worker = "import json, sys; from mupscale.studies.trainers import train; train(json.load(open(sys.argv[1])))"
-        folder = Path(given["folder"])
-        with subprocess.Popen(
-            [sys.executable, "-c", worker, str(tmp_path / "given.json")]
-        ) as process:
+        (tmp_path / "given").write_bytes(pickle.dumps(given))
+        worker = (
+            "import pickle, sys; from mupscale.studies.trainers import train\n"
+            "train(pickle.load(open(sys.argv[1], 'rb')))"
+        )
+        folder = Path(given.folder)
+        with subprocess.Popen([sys.executable, "-c", worker, str(tmp_path / "given")]) as process:
             wait_until((folder / "started").exists, 60)
             process.send_signal(number)
         command = int((folder / "pid").read_text())
@@ -566,7 +572,7 @@ class TestFaults:
             running.append(int(chunk))
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(commands._Running, "_keep", interrupted)
+        monkeypatch.setattr(commands._Running, "_write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             train(given)
         assert not is_alive(running[0])
@@ -582,11 +588,7 @@ class TestFaults:
         victim = tmp_path / "victim"
         given = assigned(
             tmp_path,
-            {
-                "kind": "command",
-                "command": ["{python}", "-c", "print('loss 1')", "{name}"],
-                "metrics": REGEX,
-            },
+            Trainer(command=("{python}", "-c", "print('loss 1')", "{name}"), metrics=REGEX),
             variant={"name": f"x; touch {victim}; $(touch {victim}) `touch {victim}`"},
         )
         assert train(given)["status"] == "finished"

@@ -114,9 +114,9 @@ MISTAKES: list[tuple[dict[str, Any], type[MupscaleError], str]] = [
     (
         {"space": {"lr": [0.1, 1], "weight_decay": [0.1, 1], "tau_epoch": [0.1, 1]}},
         OptionError,
-        "say the same",
+        "are equivalent",
     ),
-    ({"space": {"lr": [0.1, 1], "weight_decay": [0.1, 1]}}, OptionError, "searches lr alone"),
+    ({"space": {"lr": [0.1, 1], "weight_decay": [0.1, 1]}}, OptionError, "searches only lr"),
     ({"search": {"method": "tpe"}}, OptionError, "search.trials"),
     ({"search": {"method": "gird"}}, UnknownNameError, "grid"),
     ({"search": {"trials": 0}}, OptionError, "above 0"),

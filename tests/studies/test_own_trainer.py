@@ -14,8 +14,9 @@ import torch
 
 import mupscale
 from mupscale.planning import Plan
+from mupscale.studies import StudyConfig
 from mupscale.studies.commands import check_command
-from mupscale.studies.trainers import train
+from mupscale.studies.trainers import TrialAssignment, train
 from mupscale.targets import resolve
 from tests.studies.assignments import assigned, strict
 
@@ -41,10 +42,14 @@ def plan(**settings: int) -> Plan:
     return mupscale.plan(resolve(changed).model, base=resolve(target).model)
 
 
-def trial(root: Path, lr: float) -> dict:
-    chosen = {name: STUDY["trainer"][name] for name in ("command", "metrics")}
-    trainer = {"kind": "command", **chosen, "time_limit": STUDY["engine"]["time_limit"]}
-    return assigned(root, trainer, params={"lr": lr}, plan=json.loads(plan(n_kv_heads=3).to_json()))
+def trial(root: Path, lr: float) -> TrialAssignment:
+    return assigned(
+        root,
+        StudyConfig.from_dict(STUDY).trainer,
+        params={"lr": lr},
+        plan=json.loads(plan(n_kv_heads=3).to_json()),
+        time_limit=STUDY["engine"]["time_limit"],
+    )
 
 
 def test_the_script_knows_nothing_of_us():
@@ -64,7 +69,7 @@ def test_a_trial_trains_and_its_evaluation_is_the_loss(tmp_path, monkeypatch):
     losses = [loss for _, loss in result["curve"]]
     assert len(losses) == 12  # 60 steps, one line in five
     assert losses[-1] < losses[0] - 1
-    printed = (Path(trial(tmp_path, 1)["folder"]) / "output.txt").read_text(encoding="utf-8")
+    printed = (Path(trial(tmp_path, 1).folder) / "output.txt").read_text(encoding="utf-8")
     assert f"{result['loss']:.4f}" in printed.split("eval_loss")[-1]
 
 

@@ -70,8 +70,8 @@ class TestTheTable:
                 {"reading": SAID.to_dict(), "trainer": {"function": "tests.odd.model:train"}},
                 "no trainer.target",
             ),
-            ({"reading": {"inputs": {"x": None}}}, "x is None, which a study file cannot hold"),
-            ({"reading": {"inputs": [1, None]}}, "1 is None, which a study file cannot hold"),
+            ({"reading": {"inputs": {"x": None}}}, "x is None, which TOML cannot represent"),
+            ({"reading": {"inputs": [1, None]}}, "1 is None, which TOML cannot represent"),
         ],
     )
     def test_one_that_is_wrong_or_without_effect_is_refused(

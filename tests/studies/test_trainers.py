@@ -1,6 +1,5 @@
 """One trial: by the reference model, by a function, and what is refused before anything runs."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,10 @@ from mupscale.errors import (
     MupscaleError,
     OptionError,
     StorageError,
-    UnknownNameError,
 )
 from mupscale.records import read_lines
-from mupscale.studies import trainers
+from mupscale.studies import StudyConfig, trainers
+from mupscale.studies.config import Trainer
 from mupscale.studies.trainers import TrialAssignment, check_trainer, train
 from mupscale.training import RunConfig, run
 from tests.studies.assignments import HALFWAY, NEVER, assigned, strict
@@ -32,12 +31,11 @@ CONFIG = {
 }
 
 
-def reference(folder: Path, **changes) -> dict:
+def reference(folder: Path, **changes) -> TrialAssignment:
     config = {
         name: {**CONFIG.get(name, {}), **changes.pop(name, {})} for name in {*CONFIG, "machine"}
     }
-    trainer = {"kind": "reference", **changes.pop("trainer", {})}
-    return assigned(folder, trainer, config=RunConfig.from_dict(config).to_dict(), **changes)
+    return assigned(folder, None, config=RunConfig.from_dict(config), **changes)
 
 
 def without_time(result: dict) -> dict:
@@ -49,7 +47,7 @@ class TestTheReferenceModel:
         given = reference(tmp_path)
         threads = torch.get_num_threads()
         result = strict(train(given))
-        record = run(RunConfig.from_dict(given["config"]), tmp_path / "alone")
+        record = run(given.config, tmp_path / "alone")
         rows, _ = read_lines(tmp_path / "alone" / "metrics.jsonl")
         assert result["status"] == "finished"
         assert (result["loss"], result["step"], result["steps"]) == (record.validation_loss, 40, 40)
@@ -108,9 +106,7 @@ class TestTheReferenceModel:
     @pytest.mark.parametrize("stop", [None, HALFWAY])
     def test_ranks_of_one_trial_give_what_one_process_gives(self, tmp_path, stop):
         alone = train(reference(tmp_path / "one", stop=stop))
-        given = reference(
-            tmp_path / "two", stop=stop, machine={"shard": "fsdp"}, trainer={"ranks": 2}
-        )
+        given = reference(tmp_path / "two", stop=stop, machine={"shard": "fsdp"}, ranks=2)
         result = strict(train(given))
         assert (result["status"], result["step"]) == (alone["status"], alone["step"])
         if stop is None:
@@ -122,7 +118,7 @@ class TestTheReferenceModel:
         with pytest.raises(
             OptionError, match=r'ranks = 2 and machine.shard = "none": choose "ddp" or "fsdp"'
         ):
-            train(reference(tmp_path, trainer={"ranks": 2}))
+            train(reference(tmp_path, ranks=2))
 
 
 OWN = """
@@ -202,7 +198,7 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "own_functions.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     yield lambda name, **changes: assigned(
-        tmp_path, {"kind": "function", "name": f"own_functions:{name}"}, **changes
+        tmp_path, Trainer(function=f"own_functions:{name}"), **changes
     )
     sys.modules.pop("own_functions", None)
 
@@ -275,68 +271,38 @@ class TestAFunction:
 
 
 class TestBeforeAnythingRuns:
+    def check(self, trainer, **engine):
+        values = {"name": "s", "space": {"lr": [1e-4, 1e-2]}, "trainer": trainer, "engine": engine}
+        check_trainer(StudyConfig.from_dict(values).trainer, ["lr"])
+
     @pytest.mark.parametrize(
-        ("trainer", "message"),
+        ("trainer", "engine", "message"),
         [
-            ({"kind": "comand"}, "unknown kind of trainer 'comand'. Did you mean 'command'"),
-            (
-                {"kind": "function", "command": ["a"]},
-                "unknown setting of a function trainer 'command'",
-            ),
-            (
-                {"kind": "function", "name": "train"},
-                "'train' is not a function. Write module:function",
-            ),
-            ({"kind": "function", "name": "no_such_module:train"}, "no module no_such_module"),
-            ({"kind": "function", "name": "math:sinn"}, "Did you mean 'sin'"),
-            ({"kind": "reference", "ranks": 0}, "ranks = 0 must be at least 1"),
-            ({"kind": "command"}, "None is not a list of arguments"),
-            (
-                {"kind": "command", "command": ["a", "{lr}"], "time_limit": 0},
-                "time_limit = 0 must be",
-            ),
-            (
-                {"kind": "command", "command": ["a", "{lr}"], "time_limit": "1h"},
-                "time_limit = '1h' must be",
-            ),
-            (
-                {"kind": "command", "command": ["a", "{lr}"], "environment": {"A": 1}},
-                'Write A = "1"',
-            ),
-            ({"kind": "command", "command": ["a", "{lr}"], "environment": ["A"]}, "is not a table"),
+            ({"comand": ["a"]}, {}, "unknown setting in trainer 'comand'. Did you mean 'command'"),
+            ({"function": "math:sin", "command": ["a"]}, {}, "give either command or function"),
+            ({}, {}, "give either command or function"),
+            ({"function": "train"}, {}, "'train' is not a function. Write module:function"),
+            ({"function": "no_such_module:train"}, {}, "no module no_such_module"),
+            ({"function": "math:sinn"}, {}, "Did you mean 'sin'"),
+            ({"command": []}, {}, "[] is not a list of arguments"),
+            ({"command": "a {lr}"}, {}, "is one string, which only a shell could split"),
+            ({"command": ["a", "{lr}"]}, {"ranks": 0}, "ranks = 0 must be at least 1"),
+            ({"command": ["a", "{lr}"]}, {"time_limit": 0}, "time_limit=0.0 must be positive"),
+            ({"command": ["a", "{lr}"]}, {"time_limit": "1h"}, "time_limit = '1h' is of type str"),
+            ({"command": ["a", "{lr}"], "environment": {"A": 1}}, {}, 'Write A = "1"'),
+            ({"command": ["a", "{lr}"], "environment": {"A=": "1"}}, {}, "is invalid"),
+            ({"command": ["a", "{lr}"], "environment": ["A"]}, {}, "is not a table"),
         ],
     )
-    def test_a_trainer_that_cannot_work_is_refused(self, trainer, message):
+    def test_a_trainer_that_cannot_work_is_refused(self, trainer, engine, message):
         with pytest.raises(MupscaleError) as error:
-            check_trainer(trainer, ["lr"])
+            self.check(trainer, **engine)
         assert message in str(error.value)
 
     def test_what_works_is_not(self, own):
-        check_trainer({"kind": "reference", "ranks": 2}, ["lr"])
-        check_trainer(own("one")["trainer"], ["lr"])
-        check_trainer(
-            {
-                "kind": "command",
-                "command": ["a", "{lr}"],
-                "time_limit": 1,
-                "environment": {"A": "1"},
-            },
-            ["lr"],
-        )
-
-    def test_an_assignment_survives_json_and_knows_its_parts(self, tmp_path):
-        given = reference(tmp_path, stop=HALFWAY, plan={"a": 1})
-        assert (
-            TrialAssignment.from_dict(
-                json.loads(json.dumps(TrialAssignment.from_dict(given).to_dict()))
-            ).to_dict()
-            == given
-        )
-        with pytest.raises(UnknownNameError, match="Did you mean 'folder'"):
-            TrialAssignment.from_dict(given | {"foldr": "x"})
-        del given["seed"]
-        with pytest.raises(OptionError, match="lacks seed"):
-            TrialAssignment.from_dict(given)
+        check_trainer(None, ["lr"])
+        check_trainer(own("one").trainer, ["lr"])
+        self.check({"command": ["a", "{lr}"], "environment": {"A": "1"}}, time_limit=1)
 
 
 class TestTheFolder:
@@ -361,7 +327,7 @@ class TestTheFolder:
 
     def test_is_held_by_one_attempt_alone(self, own, tmp_path, monkeypatch):
         monkeypatch.setattr(trainers, "LOCK_SECONDS", 0.2)
-        folder = Path(own("one")["folder"])
+        folder = Path(own("one").folder)
         folder.mkdir(parents=True)
         code = (
             "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, 2)\n"
@@ -378,11 +344,11 @@ class TestTheFolder:
     def test_a_count_that_is_spoiled_begins_anew(self, own):
         given = own("one")
         train(given)
-        (Path(given["folder"]) / "attempts").write_bytes(b"")
+        (Path(given.folder) / "attempts").write_bytes(b"")
         assert train(given)["attempts"] == 1
         assert train(given)["attempts"] == 2
 
     def test_that_cannot_be_made_is_said(self, own, tmp_path):
         (tmp_path / "trials").write_text("a file")
-        with pytest.raises(StorageError, match="could not make"):
+        with pytest.raises(StorageError, match="could not create"):
             train(own("one"))

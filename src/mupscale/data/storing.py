@@ -5,7 +5,6 @@ aside if they changed.
 import hashlib
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,33 +42,18 @@ def default_cache() -> Path:
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes]) -> Stored:
-    """Like `records.write_whole`, for content that comes in pieces."""
+    """Write a file whole or not at all, and measure it."""
     digest, size = hashlib.sha256(), 0
-    with _storage(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                for chunk in chunks:
-                    digest.update(chunk)
-                    size += file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-        _sync_folder(path.parent)
+
+    def measured() -> Iterator[bytes]:
+        nonlocal size
+        for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
+
+    write_whole(path, measured())
     return Stored(size, digest.hexdigest())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_chunks(paths: Iterable[Path]) -> Iterator[bytes]:

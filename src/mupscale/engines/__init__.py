@@ -1,4 +1,4 @@
-"""Engines: many jobs carried out side by side, each once, and again where they stopped."""
+"""Engines run many jobs side by side, each exactly once, and resume where they were stopped."""
 
 from mupscale.engines.cluster import Ray
 from mupscale.engines.jobs import run_jobs

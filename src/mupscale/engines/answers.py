@@ -1,5 +1,5 @@
-"""What a job answers, as JSON: its result, or the error that it ended with. Nothing that comes back
-is unpickled.
+"""The answer of a job, as JSON: its result, or the error that it raised. Nothing that comes back is
+unpickled.
 """
 
 import errno
@@ -15,7 +15,7 @@ from mupscale.errors import JobError, MupscaleError, NonFiniteError
 
 
 def answer(call: Callable[[], Any]) -> str:
-    """Carry out a job, whatever happens in it."""
+    """Run a job, and catch every error."""
     try:
         return _encoded(call())
     except BaseException as error:  # a job that calls sys.exit must not end the worker
@@ -23,7 +23,7 @@ def answer(call: Callable[[], Any]) -> str:
 
 
 def outcome_of(job: str, text: str, attempts: int = 1) -> Outcome:
-    """What an answer says: a result, or the error as it was raised."""
+    """Decode an answer: a result, or the error as it was raised."""
     try:
         read = json.loads(text, parse_constant=_refusing(job))
     except NonFiniteError as error:
@@ -35,56 +35,51 @@ def outcome_of(job: str, text: str, attempts: int = 1) -> Outcome:
 
 
 def called_here(job: str, function: Callable[[Any], Any], payload: Any) -> Outcome:
-    """The same in this process: the same results and errors, which here keep their real
-    tracebacks.
-    """
+    """Run a job in this process: the same results and errors, but with their real tracebacks."""
     try:
         text = _encoded(function(payload))
     except MupscaleError as error:
         error.add_note(f"in job {job!r}")
         return Outcome(job, failure=Failure("oom" if _is_of_memory(error) else "error", error))
     except (Exception, SystemExit) as error:
-        failure = Failure(
-            "oom" if _is_of_memory(error) else "error", _revived(job, _described(error))
-        )
-        failure.error.__cause__ = error
-        return Outcome(job, failure=failure)
+        revived = _revived(job, _described(error))
+        revived.__cause__ = error
+        return Outcome(job, failure=Failure("oom" if _is_of_memory(error) else "error", revived))
     return outcome_of(job, text)
 
 
 def _is_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, by the error or its cause: Python's, numpy's, the system's, torch's
-    on any device.
+    """Whether the error or its cause is a lack of memory: Python's, numpy's, the system's, or
+    torch's on any device.
     """
     if error is None:
         return False
     return (
         isinstance(error, MemoryError)
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-        or any(
-            kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__
-        )  # torch's, which is not imported
-        or (
-            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-        )  # torch's on a CPU
+        # By name, because torch is not imported here; on a CPU it has no class of its own.
+        or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+        or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
         or _is_of_memory(error.__cause__)
     )
 
 
 def _encoded(result: Any) -> str:
-    """NaN passes here, for the reader to refuse: it knows the job."""
+    """NaN passes here; the reader rejects it, because it knows the name of the job."""
     try:
         return json.dumps({"result": result})
     except (TypeError, ValueError, RecursionError) as error:
-        fix = "Return numbers, strings, None, and lists and dictionaries of these."
-        raise TypeError(f"the result cannot be written as JSON: {error}. {fix}") from None
+        raise TypeError(
+            f"the result cannot be written as JSON: {error}. Return numbers, strings, None, and "
+            "lists and dictionaries of these."
+        ) from None
 
 
 def _refusing(job: str) -> Callable[[str], Any]:
     def refuse(constant: str) -> Any:
         raise NonFiniteError(
-            f"job {job!r}: its result holds {constant}, which JSON cannot carry. Return None "
-            "instead."
+            f"job {job!r}: its result contains {constant}, which JSON cannot represent. Return "
+            "None instead."
         )
 
     return refuse
@@ -104,20 +99,18 @@ def _described(error: BaseException) -> dict[str, Any]:
 
 
 def _without_engine(frames: TracebackType | None) -> TracebackType | None:
-    """A traceback from where the job's own code begins."""
-    while (
-        frames is not None
-        and Path(frames.tb_frame.f_code.co_filename).parent == Path(__file__).parent
-    ):
+    """The traceback from where the job's own code begins."""
+    ours = Path(__file__).parent
+    while frames is not None and Path(frames.tb_frame.f_code.co_filename).parent == ours:
         frames = frames.tb_next
     return frames
 
 
 def _revived(job: str, described: dict[str, Any]) -> MupscaleError:
-    """The error as it was, when it is one of ours; else a JobError that tells of it."""
+    """The error as it was, if it is one of ours; otherwise a JobError that describes it."""
     if described["classes"]:
         kind = _nearest(described["classes"])
-        # Not by __init__, which in some classes composes another message from its arguments.
+        # Not by __init__, which in some classes makes the message from other arguments.
         error = kind.__new__(kind, described["message"])
         error.exit_status = described["exit_status"]
     else:

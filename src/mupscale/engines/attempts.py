@@ -1,4 +1,4 @@
-"""How often a job was tried, and what becomes of it: the rules that all engines share."""
+"""How often a job was tried, and with what outcome: the rules that all engines share."""
 
 from dataclasses import dataclass, field
 
@@ -9,8 +9,8 @@ from mupscale.errors import JobError, OptionError
 
 @dataclass
 class Attempts:
-    """Workers may die `retries` times more than once under a job; what ends by itself or by the
-    clock is settled.
+    """A job is tried again, at most `retries` times, if its worker dies; never after an answer or a
+    timeout.
     """
 
     retries: int
@@ -20,14 +20,17 @@ class Attempts:
         return outcome_of(job, text, attempts=len(self._deaths.pop(job, ())) + 1)
 
     def late(self, job: str, seconds: float) -> Outcome:
-        """Not tried again: it would take as long."""
+        """Not tried again, because it would take as long."""
         attempts = len(self._deaths.pop(job, ())) + 1
-        message = f"job {job!r} was ended after {seconds:g} seconds. Give it less to do or a longer time limit."
-        return Outcome(job, failure=Failure("timeout", JobError(message)), attempts=attempts)
+        error = JobError(
+            f"job {job!r} exceeded its time limit of {seconds:g} seconds. Make it smaller or raise "
+            "the limit."
+        )
+        return Outcome(job, failure=Failure("timeout", error), attempts=attempts)
 
     def died(self, job: str, how: str, *, of_memory: bool) -> Outcome | None:
-        """None: it is to be tried again. If memory may have been the reason each time, it is taken
-        for it.
+        """None if the job is to be tried again. If lack of memory is a possible reason each time,
+        it is reported as the reason.
         """
         deaths = self._deaths.setdefault(job, [])
         deaths.append(of_memory)
@@ -36,7 +39,8 @@ class Attempts:
         del self._deaths[job]
         times = "once" if len(deaths) == 1 else f"{len(deaths)} times"
         error = JobError(
-            f"job {job!r}: its worker died {times}; the last one {how}. Other results are intact."
+            f"job {job!r}: its worker died {times}; the last one {how}. The results of other jobs "
+            "are intact."
         )
         return Outcome(
             job, failure=Failure("oom" if all(deaths) else "died", error), attempts=len(deaths)
@@ -44,7 +48,7 @@ class Attempts:
 
 
 def check_limits(retries: int, time_limit: float | None, memory_limit: int | None) -> None:
-    """What every engine asks of its settings."""
+    """Check the settings that all engines have."""
     if retries < 0:
         raise OptionError(f"retries={retries} is negative. Choose 0 or more.")
     for name, value, unit in (
@@ -53,5 +57,6 @@ def check_limits(retries: int, time_limit: float | None, memory_limit: int | Non
     ):
         if value is not None and not 0 < value < float("inf"):
             raise OptionError(
-                f"{name}={value} is no limit. Choose a positive number of {unit}, or None for none."
+                f"{name}={value} must be positive and finite. Choose a number of {unit}, or None "
+                "for no limit."
             )

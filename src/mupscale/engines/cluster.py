@@ -1,10 +1,9 @@
-"""Jobs on a Ray cluster. This file alone knows Ray, which is imported when a session is opened.
+"""Jobs on a Ray cluster. Only this file uses Ray, and imports it when a session is opened.
 
-Ray chooses the place of a job and tells of nodes that are lost. There, the job runs in a worker
-process as on this machine, under a Ray worker that waits for it: so limits, deaths, and what
-becomes of processes that a job started are the same. Results come back as JSON text; jobs are sent,
-and that text is carried, by Ray's own transport, which pickles: whoever can write to a Ray cluster
-can run code on it.
+Ray places the jobs and reports lost nodes. On a node, a job runs in the same worker process as with
+the local engine, below a Ray worker that waits for it, so limits, crashes and the processes that a
+job starts are handled in the same way. Jobs and their JSON results travel by Ray's own transport,
+which pickles: whoever can write to a Ray cluster can run code on it.
 """
 
 import functools
@@ -30,30 +29,28 @@ from mupscale.engines.session import Failure, Outcome, Session
 from mupscale.errors import JobError, MissingExtraError, OptionError
 
 NODE_LOSSES = 10
-"""How often a job may lose its node, which is not its fault, before it is given up."""
+"""How often a job may lose its node, which is not its fault, before it fails."""
 
 PATIENCE_SECONDS = 60.0
-"""How long to wait for a node that can run the jobs when the last such one was lost."""
+"""How long to wait for a new node after the last one that can run the jobs was lost."""
 
 _REFRESH_SECONDS = 1.0
-_OBJECT_STORE_BYTES = 100 << 20  # of a Ray of our own: payloads and answers are small
+_OBJECT_STORE_BYTES = 100 << 20  # of a local Ray: payloads and answers are small
 _LIMIT_CHECK_SECONDS = 0.2
 _KNOCK_SECONDS = 10.0
 
-# A Ray worker that ends would kill its children, so the keeper, before that can end what the job
-# started.
+# Otherwise a Ray worker that ends would kill the keeper before it can end what the job started.
 _LEAVE_KEEPERS = {"RAY_kill_child_processes_on_worker_exit": "false"}
 
 
 @dataclass(frozen=True)
 class Ray:
-    """Each job asks for `cpus` and `gpus`, and for `memory_limit` bytes, beyond which it cannot
-    allocate.
+    """Each job requests `cpus`, `gpus` and `memory_limit` bytes, and cannot allocate more memory.
 
-    `address` is that of a running cluster, by default what RAY_ADDRESS says; without it, a Ray of
-    our own is started on this machine and ended with the session. A job may be tried `retries`
-    times more when its worker dies; the loss of its node does not count. A job that takes longer
-    than `time_limit` seconds is killed with all that it started.
+    `address` is that of a running cluster (default: RAY_ADDRESS; otherwise the session starts a
+    local Ray and ends it). A job whose worker dies is tried again, at most `retries` times; the
+    loss of its node does not count. A job that takes longer than `time_limit` seconds is killed
+    with all that it started.
     """
 
     address: str | None = None
@@ -67,21 +64,17 @@ class Ray:
         check_limits(self.retries, self.time_limit, self.memory_limit)
         for name, value in (("cpus", self.cpus), ("gpus", self.gpus)):
             if not 0 <= value < float("inf"):
-                raise OptionError(f"{name}={value} cannot be asked for. Choose 0 or more.")
+                raise OptionError(f"{name}={value} must be ≥ 0 and finite.")
             if value > 1 and value != int(value):
-                raise OptionError(
-                    f"{name}={value} cannot be asked for. Choose a whole number, or a part of one."
-                )
+                raise OptionError(f"{name}={value} must be a whole number, or less than 1.")
         if not self.cpus and not self.gpus:
-            raise OptionError(
-                "cpus=0 and gpus=0 ask for nothing. Choose a number above 0 for one of them."
-            )
+            raise OptionError("cpus=0 and gpus=0: one of them must be above 0.")
 
     @property
     def request(self) -> dict[str, float]:
         """By Ray's names."""
-        asked = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_limit or 0}
-        return {name: amount for name, amount in asked.items() if amount}
+        amounts = {"CPU": self.cpus, "GPU": self.gpus, "memory": self.memory_limit or 0}
+        return {name: amount for name, amount in amounts.items() if amount}
 
     @contextmanager
     def session(self, function: Callable[[Any], Any]) -> Generator[Session]:
@@ -104,9 +97,7 @@ def _imported() -> Any:
 
 @contextmanager
 def _connected(ray: Any, address: str | None) -> Generator[None]:
-    """A connection that this process already has is used, and kept, and with it Ray's idle
-    workers.
-    """
+    """Connect to Ray. A connection that this process already has is used, and stays open."""
     if ray.is_initialized():
         yield
         return
@@ -126,9 +117,9 @@ def _connected(ray: Any, address: str | None) -> Generator[None]:
                     **({} if address else own),
                 )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            fix = "Start it with `ray start --head`, or leave the address out for a Ray of this machine."
             raise OptionError(
-                f"could not reach Ray at {address or 'this machine'}: {error}. {fix}"
+                f"could not reach Ray at {address or 'this machine'}: {error}. Start it with "
+                "`ray start --head`, or omit the address to start a local Ray."
             ) from error
     try:
         yield
@@ -137,7 +128,7 @@ def _connected(ray: Any, address: str | None) -> Generator[None]:
 
 
 def _knock(address: str | None) -> None:
-    """Ray itself tries for minutes; an address without a port (auto, local) is not one that can be
+    """Fail early: Ray itself tries for minutes. An address without a port (auto, local) is not
     tried.
     """
     host, _, port = (address or "").rpartition("://")[2].rpartition(":")
@@ -147,7 +138,7 @@ def _knock(address: str | None) -> None:
 
 @contextmanager
 def _same_signals() -> Generator[None]:
-    """Ray replaces the handler of SIGTERM, by which we leave in good order."""
+    """Keep our handler of SIGTERM, which Ray replaces."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -168,7 +159,7 @@ def _environment(**defaults: str) -> Generator[None]:
 
 
 class _Tasks:
-    """Jobs that wait here, and those that Ray has: only a few more than can run at once."""
+    """Jobs that wait here, and those submitted to Ray: only a few more than can run at once."""
 
     def __init__(self, ray: Any, function: Callable[[Any], Any], engine: Ray) -> None:
         self._ray, self._engine = ray, engine
@@ -184,7 +175,7 @@ class _Tasks:
             num_cpus=engine.cpus,
             num_gpus=engine.gpus,
             memory=engine.memory_limit,
-            max_retries=0,  # counted here instead: Ray's own would not stop when memory runs out
+            max_retries=0,  # counted here: Ray retries without limit when memory runs out
             runtime_env={"env_vars": self._terms.environment | _LEAVE_KEEPERS},
         )
         self._attempts, self._losses = Attempts(engine.retries), Counter[str]()
@@ -195,7 +186,7 @@ class _Tasks:
 
     @property
     def capacity(self) -> int:
-        """By the nodes that live now; asked anew every second."""
+        """Of the nodes that are alive; updated every second."""
         if time.monotonic() - self._refreshed > _REFRESH_SECONDS:
             self._refreshed = time.monotonic()
             self._capacity = sum(self._places(node) for node in self._nodes())
@@ -219,7 +210,7 @@ class _Tasks:
         return ended
 
     def close(self) -> None:
-        """Ask what runs to stop, as a worker on this machine would be asked, and then make it."""
+        """Ask running jobs to stop, as the local engine does, and then kill them."""
         running = [ref for ref, _ in self._running.values()]
         if not running:
             return
@@ -242,14 +233,15 @@ class _Tasks:
         )
 
     def _refusal(self) -> str:
-        nodes = [
-            {name: node.get(name, 0) for name in self._engine.request} for node in self._nodes()
-        ]
-        has = "; ".join(sorted(_listed(node) for node in nodes)) or "there are none"
-        return f"a job asks for {_listed(self._engine.request)}, and no node of the cluster has that ({has}). Ask less."
+        request = self._engine.request
+        nodes = [_listed({name: node.get(name, 0) for name in request}) for node in self._nodes()]
+        return (
+            f"a job needs {_listed(request)}, but no node of the cluster has that "
+            f"({'; '.join(sorted(nodes)) or 'there are none'}). Request fewer resources."
+        )
 
     def _fill(self) -> None:
-        """A few more than there is room for, so that a node need not wait for this process."""
+        """Submit a few more than can run, so that no node waits for this process."""
         most = self.capacity + 1 + self.capacity // 10
         while self._waiting and len(self._running) < most:
             self._start(*self._waiting.popleft())
@@ -280,7 +272,7 @@ class _Tasks:
         return True
 
     def _outcome(self, job: str, future: Future[Any]) -> Outcome | None:
-        """None: it is to be tried again."""
+        """None if the job is to be tried again."""
         errors = self._ray.exceptions
         try:
             how, value = future.result()
@@ -296,15 +288,12 @@ class _Tasks:
             )
         except (errors.LocalRayletDiedError, errors.RaySystemError) as error:
             raise JobError(
-                f"the Ray cluster has gone: {_summary(error)}. Start it, and run the same again."
+                f"lost the Ray cluster: {_summary(error)}. Start it, and run the same command "
+                "again."
             ) from error
         except errors.RayError as error:
-            return Outcome(
-                job,
-                failure=Failure(
-                    "error", JobError(f"Ray could not run job {job!r}: {_summary(error)}")
-                ),
-            )
+            failed = JobError(f"Ray could not run job {job!r}: {_summary(error)}")
+            return Outcome(job, failure=Failure("error", failed))
         if how == "answer":
             return self._attempts.answered(job, value)
         if how == "late":
@@ -322,17 +311,17 @@ class _Tasks:
         return Outcome(job, failure=Failure("died", error), attempts=self._losses[job])
 
     def _check_hope(self) -> None:
-        """No job waits for ever for a node that may not come."""
+        """Raise an error if no node has been able to run the jobs for too long."""
         if self.capacity:
             self._hopeless_since = float("inf")
             return
         self._hopeless_since = min(self._hopeless_since, time.monotonic())
         if time.monotonic() - self._hopeless_since > PATIENCE_SECONDS:
-            raise JobError(f"no node was left for {PATIENCE_SECONDS:g} seconds: {self._refusal()}")
+            raise JobError(f"no usable node for {PATIENCE_SECONDS:g} seconds: {self._refusal()}")
 
 
 def _listed(resources: dict[str, float]) -> str:
-    """As a reader would say it.
+    """As text.
 
     >>> _listed({"CPU": 2.0, "GPU": 0.5, "memory": 1e9})
     'CPU 2, GPU 0.5, memory 1000000000'
@@ -358,8 +347,8 @@ _End = tuple[Literal["answer"], str] | tuple[Literal["death"], int] | tuple[Lite
 
 
 def _host(function: bytes, payload: bytes, terms: Terms, time_limit: float | None) -> _End:
-    """In a Ray worker: have one attempt made by a worker process below it, which serves the next
-    task too.
+    """In a Ray worker: make one attempt in a worker process below it, which serves later tasks
+    too.
     """
     return _hosts().attempt(function, payload, terms, time_limit)
 
@@ -370,8 +359,8 @@ def _hosts() -> "_Host":
 
 
 class _Host:
-    """The worker below a Ray worker. Ray may give the next task other GPUs, by the environment:
-    then it is replaced.
+    """The worker below a Ray worker. It is replaced if Ray gives the next task other GPUs, which it
+    does by the environment.
     """
 
     def __init__(self) -> None:
@@ -419,7 +408,7 @@ def _awaited(worker: Worker, time_limit: float | None) -> _End:
         selector.register(worker.answers, selectors.EVENT_READ)
         selector.register(worker.requests, selectors.EVENT_WRITE)
         while time.monotonic() < end:
-            # Awake now and then: an interrupt by Ray does not end the waiting.
+            # In short intervals, because an interrupt by Ray does not end `select`.
             for event, _ in selector.select(
                 min(_LIMIT_CHECK_SECONDS, max(0.0, end - time.monotonic()))
             ):

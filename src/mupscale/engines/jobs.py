@@ -1,14 +1,14 @@
-"""`run_jobs`: jobs on an engine, with a ledger that makes them resumable."""
+"""`run_jobs` runs jobs on an engine, with a ledger that makes them resumable."""
 
 import signal
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from mupscale.engines.ledger import Ledger
 from mupscale.engines.local import Local
-from mupscale.engines.session import Engine, Outcome
+from mupscale.engines.session import Engine
 from mupscale.errors import InterruptedJobsError
 
 
@@ -27,37 +27,32 @@ def run_jobs(
     remark: Callable[[str], None] = _silent,
 ) -> dict[str, Any]:
     """{job: function(payload)} in the order of `jobs`; results are JSON values. The first error
-    ends the others.
+    ends all other jobs.
 
-    With a `ledger`, every result is on disk before `report(done, total)` hears of it, and a job
-    that is there is not run again; the first report then tells how many those are. `about` says
-    what is being run: a ledger of something else is refused. Ctrl-C and SIGTERM end the workers and
+    With a `ledger`, every result is on disk before `report(done, total)` is called, and jobs that
+    are in the ledger are not run again; the first report gives their number. `about` describes the
+    jobs: a ledger with another description raises an error. Ctrl-C and SIGTERM end the workers and
     raise InterruptedJobsError.
 
     >>> run_jobs(abs, {"a": -1, "b": 2}, engine=Local(workers=0))
     {'a': 1, 'b': 2}
     """
     results: dict[str, Any] = {}
-    book: Ledger | None = None
-
-    def keep(job: str, result: Any) -> None:
-        if book:
-            book.append(job, result)
-        results[job] = result
-        report(len(results), len(jobs))
-
     try:
-        with terminable(), _opened(ledger, about or {}) as book:
-            results |= (
-                {job: result for job, result in book.results.items() if job in jobs} if book else {}
-            )
-            if book and book.torn:
-                remark(f"{ledger}: the last line was torn and is dropped; its job is run again.")
+        with terminable(), nullcontext() if ledger is None else Ledger(ledger, about or {}) as book:
+            if book is not None:
+                results |= {job: one for job, one in book.results.items() if job in jobs}
+            if book is not None and book.torn:
+                remark(f"{ledger}: dropped a torn last line; its job runs again.")
             if results:
                 report(len(results), len(jobs))
             missing = {job: payload for job, payload in jobs.items() if job not in results}
-            if missing:
-                _run(engine or Local(), function, missing, keep)
+            with closing(_results(engine or Local(), function, missing)) as arriving:
+                for job, result in arriving:
+                    if book is not None:
+                        book.append(job, result)
+                    results[job] = result
+                    report(len(results), len(jobs))
     except KeyboardInterrupt as stop:
         number = signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT
         raise InterruptedJobsError(
@@ -66,42 +61,33 @@ def run_jobs(
     return {job: results[job] for job in jobs}
 
 
-def _opened(path: Path | None, about: Mapping[str, Any]) -> AbstractContextManager[Ledger | None]:
-    return nullcontext() if path is None else Ledger(path, about)
-
-
-def _run(
-    engine: Engine,
-    function: Callable[[Any], Any],
-    jobs: Mapping[str, Any],
-    keep: Callable[[str, Any], None],
-) -> None:
-    done = 0
+def _results(
+    engine: Engine, function: Callable[[Any], Any], jobs: Mapping[str, Any]
+) -> Generator[tuple[str, Any]]:
+    """Each as it comes; the first error ends the rest."""
+    if not jobs:
+        return
     with engine.session(function) as session:
         for job, payload in jobs.items():
             session.submit(job, payload)
+        done = 0
         while done < len(jobs):
-            for job, result in _results(session.finished()):
-                keep(job, result)
+            outcomes = session.finished()
+            assert outcomes, "jobs are missing, but the engine has none left"
+            for outcome in sorted(outcomes, key=lambda one: one.failure is not None):
+                if outcome.failure is not None:  # after the results that arrived with it
+                    raise outcome.failure.error
+                yield outcome.job, outcome.result
                 done += 1
 
 
-def _results(outcomes: list[Outcome]) -> Iterator[tuple[str, Any]]:
-    """Those that there are, and then the first error."""
-    assert outcomes, "jobs are missing, and the engine has none left"
-    yield from ((outcome.job, outcome.result) for outcome in outcomes if outcome.failure is None)
-    for outcome in outcomes:
-        if outcome.failure is not None:
-            raise outcome.failure.error
-
-
 class TerminatedError(KeyboardInterrupt):
-    """SIGTERM, raised where Ctrl-C would be."""
+    """SIGTERM, raised in the same place as Ctrl-C."""
 
 
 @contextmanager
 def terminable() -> Generator[None]:
-    """SIGTERM unwinds as Ctrl-C does, unless somebody else catches it or this is not the main
+    """Make SIGTERM unwind as Ctrl-C does, unless it has another handler or this is not the main
     thread.
     """
 

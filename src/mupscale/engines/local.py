@@ -21,12 +21,11 @@ from mupscale.errors import OptionError
 
 @dataclass(frozen=True)
 class Local:
-    """`workers` processes, by default one a core; 0 runs the jobs one by one in this process.
+    """`workers` processes (default: one per core); 0 runs the jobs one by one in this process.
 
-    A worker that dies costs an attempt of the job that it had, which is tried `retries` times more.
-    A job that takes longer than `time_limit` seconds is killed with all that it started. A worker
-    cannot allocate more than `memory_limit` bytes (nor can any process that it starts: the limit is
-    one for each).
+    A job whose worker dies is tried again, at most `retries` times. A job that takes longer than
+    `time_limit` seconds is killed with all that it started. A worker, and each process that it
+    starts, can allocate at most `memory_limit` bytes.
 
     >>> with Local(workers=2).session(lambda n: n * n) as session:
     ...     session.submit("three", 3)
@@ -45,9 +44,9 @@ class Local:
             raise OptionError(f"workers={self.workers} is negative. Choose 0 or more.")
         for name, limit in (("time_limit", self.time_limit), ("memory_limit", self.memory_limit)):
             if self.workers == 0 and limit is not None:
-                fix = "Choose 1 worker or more, or no limit."
                 raise OptionError(
-                    f"{name}={limit} cannot be kept in this process (workers=0). {fix}"
+                    f"{name}={limit} needs a worker process, but workers=0. Choose 1 worker or "
+                    "more, or no limit."
                 )
 
     @contextmanager
@@ -63,12 +62,12 @@ class Local:
 
 
 def usable_cores() -> int:
-    """Those that this process may run on, where the system tells."""
+    """The number of cores that this process may use, if the system reports it."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Here:
-    """Jobs one by one in this process, while somebody waits for them."""
+    """Jobs one by one in this process."""
 
     capacity = 1
 
@@ -80,7 +79,7 @@ class _Here:
         self._waiting.append((job, payload))
 
     def finished(self, timeout: float | None = None) -> list[Outcome]:
-        """The next one, however long it takes: nobody is there to interrupt it."""
+        """Run the next job, however long it takes."""
         if not self._waiting:
             return []
         job, payload = self._waiting.popleft()
@@ -88,7 +87,7 @@ class _Here:
 
 
 class _Pool:
-    """Workers, the jobs that wait for them, and one selector that hears from all of them."""
+    """Workers, the jobs that wait for them, and one selector for all their pipes."""
 
     def __init__(self, function: Callable[[Any], Any], engine: Local) -> None:
         self._function = pickled(
@@ -101,9 +100,8 @@ class _Pool:
         self._workers: set[Worker] = set()
         self._idle: set[Worker] = set()
         self._assigned: dict[Worker, tuple[str, Any]] = {}
-        self._deadlines: deque[tuple[float, Worker, tuple[str, Any]]] = (
-            deque()
-        )  # in order: the limit is one for all
+        # In order, because all jobs have the same limit.
+        self._deadlines: deque[tuple[float, Worker, tuple[str, Any]]] = deque()
         self._late: set[Worker] = set()
         self._ended: list[Outcome] = []
         self._selector = selectors.DefaultSelector()
@@ -134,7 +132,7 @@ class _Pool:
         return None if end == float("inf") else max(0.0, end - time.monotonic())
 
     def _staff(self) -> None:
-        """Give waiting jobs to idle workers, and to new ones while there may be more."""
+        """Give waiting jobs to idle workers, and to new ones up to the capacity."""
         while self._waiting and (worker := self._free_worker()) is not None:
             self._begin(worker, self._waiting.popleft())
 
@@ -143,11 +141,11 @@ class _Pool:
             worker = self._idle.pop()
             if not worker.has_ended:
                 return worker
-            self._release(worker)  # it was killed while it had nothing to do
+            self._release(worker)  # it was killed while it was idle
         return self._hired() if len(self._workers) < self.capacity else None
 
     def _hired(self) -> Worker:
-        with signals_held():  # a Ctrl-C in between would lose the process just started
+        with signals_held():  # a Ctrl-C in between would lose track of the new process
             worker = Worker(self._function, self._terms)
             self._workers.add(worker)
         self._selector.register(worker.answers, selectors.EVENT_READ, worker)
@@ -169,7 +167,7 @@ class _Pool:
 
     def _advance(self, event: selectors.SelectorKey) -> None:
         worker: Worker = event.data
-        if worker not in self._workers:  # it died by an earlier event of the same moment
+        if worker not in self._workers:  # an earlier event of this round showed that it died
             return
         if event.fileobj is worker.requests:
             if worker.send():
@@ -188,7 +186,7 @@ class _Pool:
         outcome = self._attempts.answered(job, answer)
         self._ended.append(outcome)
         self._idle.add(worker)
-        if outcome.failure is None:  # else it may be the end of it all, which is not for us to say
+        if outcome.failure is None:  # after a failure, the caller may end the session
             self._staff()
 
     def _bury(self, worker: Worker, status: int) -> None:
@@ -223,7 +221,7 @@ class _Pool:
                 worker.end_now()
 
     def _release(self, worker: Worker) -> None:
-        """Let go of a worker that has ended."""
+        """Forget a worker that has ended."""
         self._workers.remove(worker)
         self._idle.discard(worker)
         for pipe in (worker.requests, worker.answers):
@@ -237,5 +235,6 @@ def pickled(what: str, value: Any) -> bytes:
     try:
         return cloudpickle.dumps(value)
     except Exception as error:  # whatever an object's own __reduce__ may raise
-        fix = "Run it in this process, with workers=0."
-        raise OptionError(f"{what} cannot be sent to a worker: {error}. {fix}") from error
+        raise OptionError(
+            f"{what} cannot be sent to a worker: {error}. Run it in this process, with workers=0."
+        ) from error

@@ -12,7 +12,7 @@ ENGINES: dict[str, type[Local] | type[Ray]] = {"local": Local, "ray": Ray}
 
 
 def engine_named(name: str, **options: Any) -> Engine:
-    """One of ENGINES with some of its settings.
+    """The engine of this name, with these settings.
 
     >>> engine_named("local", workers=3)
     Local(workers=3, retries=2, time_limit=None, memory_limit=None)

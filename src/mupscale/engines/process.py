@@ -1,6 +1,4 @@
-"""One worker process as the driver sees it: its two pipes, the job that it has, and how it
-ended.
-"""
+"""A worker process as the driver sees it: its two pipes, its job, and how it ended."""
 
 import json
 import os
@@ -20,11 +18,11 @@ from mupscale.errors import OptionError
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CHUNK = 1 << 20
 _PAUSE_SECONDS = 0.002
-_END_SECONDS = 4.0  # a keeper's own patience with what it ends is shorter
+_END_SECONDS = 4.0  # longer than a keeper waits for what it kills
 
 
 class WorkerDiedError(Exception):
-    """The worker has ended without an answer."""
+    """The worker ended without an answer."""
 
     def __init__(self, status: int) -> None:
         super().__init__(ending(status))
@@ -33,7 +31,9 @@ class WorkerDiedError(Exception):
 
 @dataclass(frozen=True)
 class Terms:
-    """What a worker is started with; `folder` is None for that of the process that starts it."""
+    """The settings of a new worker; `folder` is None for the folder of the process that starts
+    it.
+    """
 
     path: tuple[str, ...]
     pythonpath: str | None
@@ -45,13 +45,13 @@ class Terms:
     def from_here(
         cls, *, folder: str | None = None, threads: int = 1, memory_limit: int | None = None
     ) -> Self:
-        """A worker on these finds what this process finds."""
+        """With the import path of this process."""
         path = tuple(os.fspath(entry) for entry in sys.path)
         return cls(path, os.environ.get("PYTHONPATH"), folder, threads, memory_limit)
 
     @property
     def environment(self) -> dict[str, str]:
-        """By this path it finds mupscale as we did; it gets our own PYTHONPATH back as soon as it
+        """With this path the worker finds mupscale; it gets our own PYTHONPATH back as soon as it
         has started.
         """
         path = os.pathsep.join(map(os.path.abspath, self.path))
@@ -68,10 +68,10 @@ class Terms:
 
 
 class Worker:
-    """A process that was started (its keeper), and what is still to be sent to it."""
+    """The process that was started (its keeper), and what is still to be sent to it."""
 
     def __init__(self, function: bytes, terms: Terms) -> None:
-        """`function` is pickled, and sent once."""
+        """`function` is pickled. It is sent once."""
         self.is_busy = False
         self._process: subprocess.Popen[bytes] = _started(terms)
         assert self._process.stdin is not None
@@ -87,20 +87,20 @@ class Worker:
         self._unsent = memoryview(bytes(self._unsent) + framed(payload))
 
     def send(self) -> bool:
-        """Send what the pipe takes without waiting; whether that was all."""
+        """Send as much as the pipe takes without waiting; whether that was all."""
         try:
             self._unsent = self._unsent[os.write(self.requests.fileno(), self._unsent[:_CHUNK]) :]
         except BlockingIOError:
             return False
-        except BrokenPipeError:  # it died: the end of its answers says so too
+        except BrokenPipeError:  # it died, which the end of its answers shows too
             self._unsent = b""
         if self._unsent:
             return False
-        self._unsent = b""  # an empty view would keep all of the payload
+        self._unsent = b""  # an empty view would keep the whole payload in memory
         return True
 
     def receive(self) -> str | None:
-        """Read what has come; the answer once it is whole."""
+        """Read what has arrived; the answer once it is complete."""
         chunk = os.read(self.answers.fileno(), _CHUNK)
         if not chunk:
             raise WorkerDiedError(self._last_status())
@@ -112,35 +112,30 @@ class Worker:
         return message.decode()
 
     def leave(self) -> None:
-        """Ask an idle worker to end, which the end of its requests does, and a busy one by a
-        signal.
-        """
+        """Ask the worker to end: an idle one by closing its requests, a busy one by a signal too."""
         if self.is_busy:
             self._signal(signal.SIGTERM)
         self.requests.close()
         self.answers.close()
 
     def end_now(self) -> None:
-        """Have it killed with all that it started; the end of its answers says when that is
-        done.
-        """
+        """Have it killed with all that it started; its answers end when that is done."""
         self._signal(END_NOW)
 
     @property
     def has_ended(self) -> bool:
-        """Its number stays taken, so that its group can be killed by it."""
+        """Without reaping it, so that its group can still be killed by its pid."""
         if self._process.returncode is not None or not hasattr(os, "waitid"):
             return self._process.poll() is not None
-        return (
-            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        )
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._process.pid, flags) is not None
 
     def wait(self, deadline: float) -> None:
         while not self.has_ended and time.monotonic() < deadline:
             time.sleep(_PAUSE_SECONDS)
 
     def kill(self) -> None:
-        """What may be left of its group if the keeper was itself killed, and it."""
+        """Kill it, and what is left of its group if the keeper itself was killed."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -160,9 +155,7 @@ class Worker:
 
 @contextmanager
 def signals_held() -> Generator[None]:
-    """Requests to stop wait until this is left; a worker that is started inside inherits that until
-    it is ready.
-    """
+    """Delay requests to stop. A worker that is started inside inherits this until it is ready."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -171,13 +164,13 @@ def signals_held() -> Generator[None]:
 
 
 def dismiss(workers: Collection[Worker]) -> None:
-    """See every worker out: the busy ones are asked to stop, and those that do not are killed."""
+    """End all workers: ask the busy ones to stop, and kill those that do not."""
     try:
         for worker in workers:
             worker.leave()
         _wait_for(workers, GRACE_SECONDS)
     finally:
-        with signals_held():  # a second Ctrl-C comes here, and a third one waits
+        with signals_held():  # a second Ctrl-C ends the grace, and a third one waits
             for worker in workers:
                 worker.end_now()
             _wait_for(workers, _END_SECONDS)
@@ -208,7 +201,7 @@ def ending(status: int) -> str:
 
 _HINTS = {
     "SIGKILL": " (the system does that when memory runs out)",
-    "SIGILL": " (some virtual machines announce AMX and do not have it: set "
+    "SIGILL": " (some virtual machines claim to have AMX but do not: set "
     "ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16)",
 }
 
@@ -222,7 +215,7 @@ def _started(terms: Terms) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             bufsize=0,
             cwd=folder,
-            start_new_session=True,  # a group of its own, out of the terminal's reach
+            start_new_session=True,  # its own group, so that Ctrl-C does not reach it
             env=os.environ | terms.environment,
         )
     except OSError as error:

@@ -1,6 +1,4 @@
-"""What engines have in common: a session takes jobs at any time, and tells of each when it has
-ended.
-"""
+"""What engines have in common: a session accepts jobs at any time, and returns their outcomes."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,8 +12,8 @@ FailureKind = Literal["error", "oom", "timeout", "died"]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a job has no result: it raised, ran out of memory or of time, or its worker died each
-    time.
+    """Why a job has no result: it raised an error, ran out of memory or time, or its worker died in
+    every attempt.
     """
 
     kind: FailureKind
@@ -24,7 +22,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job that has ended, after `attempts`: a JSON value, or a failure."""
+    """The JSON result of a job, or its failure, after so many attempts."""
 
     job: str
     result: Any = None
@@ -33,11 +31,11 @@ class Outcome:
 
 
 class Session(Protocol):
-    """Jobs under way. It belongs to the thread that opened it."""
+    """Jobs that wait or run. Only the thread that opened the session may use it."""
 
     @property
     def capacity(self) -> int:
-        """How many jobs can run side by side; on a cluster this may change."""
+        """How many jobs can run at once; on a cluster this may change."""
         ...
 
     def submit(self, job: str, payload: Any) -> None:
@@ -45,15 +43,15 @@ class Session(Protocol):
         ...
 
     def finished(self, timeout: float | None = None) -> list[Outcome]:
-        """Wait until a job has ended, and tell of all that have; [] after `timeout` seconds, or if
-        none is left.
+        """Wait until a job has ended; the outcomes of all that have. [] after `timeout` seconds, or
+        if no job is left.
         """
         ...
 
 
 class Engine(Protocol):
-    """Something that can carry out jobs."""
+    """Something that can run jobs."""
 
     def session(self, function: Callable[[Any], Any]) -> AbstractContextManager[Session]:
-        """Jobs are function(payload). What still runs when the session is left is ended."""
+        """Jobs are function(payload). Leaving the session ends the jobs that still run."""
         ...

@@ -1,4 +1,4 @@
-"""Messages on a pipe: eight bytes that say how long it is, then the message."""
+"""Messages on a pipe: eight bytes with the length, then the message."""
 
 import struct
 from typing import BinaryIO
@@ -11,7 +11,7 @@ def framed(message: bytes) -> bytes:
 
 
 def read_message(pipe: BinaryIO) -> bytes | None:
-    """Wait for the next message; None when the other side has gone."""
+    """Wait for the next message; None if the other side has closed the pipe."""
     head = pipe.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -21,7 +21,7 @@ def read_message(pipe: BinaryIO) -> bytes | None:
 
 
 def take_message_(received: bytearray) -> bytes | None:
-    """Remove the first message from what was received so far; None while it is not whole.
+    """Remove the first message from the bytes received so far; None while it is incomplete.
 
     >>> received = bytearray(framed(b"one") + framed(b"two")[:-1])
     >>> take_message_(received), take_message_(received)

@@ -1,7 +1,6 @@
-"""`python -m mupscale.engines.worker`: a process that waits for jobs on its input until the input
-ends.
+"""`python -m mupscale.engines.worker`: a process that reads jobs from its input until that ends.
 
-It gets one message that sets it up, one with the function, and then one for each job, which it
+The first message has the settings, the second the function, and each further one a job, which it
 answers.
 """
 
@@ -9,8 +8,8 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Callable
-from typing import Any, BinaryIO
+from functools import cache
+from typing import BinaryIO
 
 import cloudpickle
 
@@ -27,12 +26,12 @@ def main() -> None:
         _set_up(**json.loads(setup))
         try:
             _serve(requests, answers)
-        except BrokenPipeError:  # the driver has gone: nobody is left to tell
+        except BrokenPipeError:  # the driver has gone
             os._exit(1)
 
 
 def _protected_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the driver, out of reach of jobs that print, read their input, or start
+    """The pipes to the driver, moved away from jobs that print, read their input, or start
     processes.
     """
     requests, answers = os.dup(0), os.dup(1)
@@ -40,8 +39,8 @@ def _protected_pipes() -> tuple[BinaryIO, BinaryIO]:
     os.dup2(nowhere, 0)
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-    # A process that a job forks must not keep them open: the driver knows by their end that this
-    # one has died.
+    # A process that a job forks must not keep them open: the driver learns from their end that this
+    # process has died.
     os.register_at_fork(
         after_in_child=lambda: [os.dup2(nowhere, pipe) for pipe in (requests, answers)]
     )
@@ -59,33 +58,22 @@ def _set_up(path: list[str], pythonpath: str | None, memory_limit: int | None) -
 
 
 def _limit_memory(limit: int) -> None:
-    """Of what is allocated: a limit on the address space counts torch's libraries too, and CUDA
-    cannot start in it.
+    """Of allocations: a limit on the address space would count torch's libraries too, and keep CUDA
+    from starting.
     """
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(
-        resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most)
-    )
+    allowed = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (allowed, most))
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    function = _once(read_message(requests) or b"")
+    pickled = read_message(requests) or b""
+    # Loaded inside the first job, so that an import that fails is the answer of the job.
+    function = cache(lambda: cloudpickle.loads(pickled))
     while (payload := read_message(requests)) is not None:
         text = answer(lambda payload=payload: function()(cloudpickle.loads(payload)))
         answers.write(framed(text.encode()))
         answers.flush()
-
-
-def _once(pickled: bytes) -> Callable[[], Callable[[Any], Any]]:
-    """The function, loaded inside the first job: an import that fails is then the job's answer."""
-    loaded: list[Callable[[Any], Any]] = []
-
-    def load() -> Callable[[Any], Any]:
-        if not loaded:
-            loaded.append(cloudpickle.loads(pickled))
-        return loaded[0]
-
-    return load
 
 
 if __name__ == "__main__":

@@ -1,23 +1,22 @@
-"""A cell while its study runs: rounds that are proposed, trials that wait, and those that have
-ended.
-"""
+"""A cell while its study runs: proposed rounds, waiting trials, and finished ones."""
 
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from mupscale.studies.config import Cell, StudyConfig
 from mupscale.studies.planning import plan_dict
 from mupscale.studies.searching import proposals, stopping
+from mupscale.studies.trainers import TrialAssignment
 from mupscale.studies.trials import Point, TrialRecord, trial_key
 
 
 @dataclass(frozen=True)
 class Proposed:
-    """A trial that is to be run."""
+    """A trial to run."""
 
     cell: Cell
     number: int
@@ -31,8 +30,8 @@ class Proposed:
 
 
 class CellRun:
-    """Knows which trials of a cell are next. It is a function of the records: making it anew loses
-    nothing.
+    """Which trials of a cell are next. It depends on the records alone, so that it can be made again
+    at any time.
     """
 
     def __init__(self, config: StudyConfig, cell: Cell, ended: Iterable[TrialRecord]) -> None:
@@ -40,13 +39,13 @@ class CellRun:
         self.trials: dict[int, TrialRecord] = {trial.number: trial for trial in ended}
         self.done = False
         self._round, self._first = self._begun()
-        "The round under way, and the number of its first trial."
+        "The current round, and the number of its first trial."
         self._awaited: set[int] = set()
         self._waiting: deque[Proposed] = deque()
         self._propose()
 
     def _begun(self) -> tuple[int, int]:
-        """Where to go on: a round is begun when all before it have ended, so these need not be
+        """Where to continue: a round starts when all before it have ended, so these need not be
         proposed again.
         """
         last = max((trial.round for trial in self.trials.values()), default=0)
@@ -55,7 +54,7 @@ class CellRun:
         return (last, before) if whole else (0, 0)
 
     def next(self) -> Proposed | None:
-        """A trial that can start now; None while the round has to end first, or when all is
+        """A trial that can start now; None while the round has to end first, or if the search is
         done.
         """
         return self._waiting.popleft() if self._waiting else None
@@ -92,69 +91,67 @@ class CellRun:
 
     @property
     def expected(self) -> int:
-        """Trials that are known to belong to it so far."""
+        """The number of trials that are known so far."""
         return self._first
 
 
-def assignment(config: StudyConfig, proposed: Proposed, folder: str) -> dict[str, Any]:
-    """What the trial function gets."""
+def assignment(config: StudyConfig, proposed: Proposed, folder: str) -> TrialAssignment:
+    """What `train` gets to run a proposed trial."""
     cell, point = proposed.cell, proposed.point
-    own = config.trainer is not None
-    run = {} if own else config.run_config(cell, point.params, point.seed).to_dict()
-    return {
-        "trial": proposed.key,
-        "rule": cell.rule_name,
-        "variant": cell.variant,
-        "seed": point.seed,
-        "params": dict(point.params),
-        "folder": folder,
-        "config": run,
-        "plan": plan_dict(config, cell),
-        "stop": proposed.stop,
-        "trainer": trainer_of(config),
-    }
+    run = config.run_config(cell, point.params, point.seed) if config.trainer is None else None
+    return TrialAssignment(
+        trial=proposed.key,
+        rule=cell.rule_name,
+        variant=cell.variant,
+        seed=point.seed,
+        params=dict(point.params),
+        folder=folder,
+        config=run,
+        plan=plan_dict(config, cell),
+        stop=proposed.stop,
+        trainer=config.trainer,
+        ranks=config.engine.ranks,
+        time_limit=config.engine.time_limit,
+    )
 
 
-def trainer_of(config: StudyConfig) -> dict[str, Any]:
-    """How a trial is trained, as the trial function takes it."""
-    trainer, engine = config.trainer, config.engine
-    if trainer is None:
-        return {"kind": "reference", "ranks": engine.ranks}
-    if trainer.function is not None:
-        return {"kind": "function", "name": trainer.function}
-    return {
-        "kind": "command",
-        "command": list(trainer.command or ()),
-        "metrics": trainer.metrics,
-        "time_limit": engine.time_limit,
-        "environment": dict(trainer.environment),
-    }
-
-
-def fingerprint_of(work: Mapping[str, Any]) -> str:
-    """Of all that decides a trial's result; places, records and early stopping are not among it."""
-    trainer = {
-        name: value
-        for name, value in work["trainer"].items()
-        if name not in ("ranks", "time_limit")
-    }
-    config = {
-        table: {
-            name: value
-            for name, value in values.items()
-            if f"{table}.{name}" not in _WITHOUT_EFFECT
+def fingerprint_of(work: TrialAssignment) -> str:
+    """A hash of everything that decides a trial's result: not where it runs, what it records or
+    when it is stopped early.
+    """
+    config: dict[str, Any] = {} if work.config is None else work.config.to_dict()
+    for name in _WITHOUT_EFFECT:
+        table, _, key = name.partition(".")
+        if table in config:
+            config[table] = {k: v for k, v in config[table].items() if k != key}
+    trainer: dict[str, Any] = {"kind": "reference"}
+    if work.trainer is not None and work.trainer.function is not None:
+        trainer = {"kind": "function", "name": work.trainer.function}
+    elif work.trainer is not None:
+        trainer = {
+            "kind": "command",
+            "command": list(work.trainer.command or ()),
+            "metrics": work.trainer.metrics,
+            "environment": dict(work.trainer.environment),
         }
-        if isinstance(values, dict)
-        else values
-        for table, values in work["config"].items()
-    }
-    decisive = {"config": config, "trainer": trainer} | {
-        name: work[name] for name in ("rule", "variant", "seed", "params", "plan")
+    decisive = {
+        "config": config,
+        "trainer": trainer,
+        "rule": work.rule,
+        "variant": work.variant,
+        "seed": work.seed,
+        "params": work.params,
+        "plan": work.plan,
     }
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 _WITHOUT_EFFECT = (
-    "machine.device", "machine.shard", "machine.compile",
-    "record.log_every", "record.eval_every", "record.checkpoint_every", "record.tensorboard",
-)  # fmt: skip
+    "machine.device",
+    "machine.shard",
+    "machine.compile",
+    "record.log_every",
+    "record.eval_every",
+    "record.checkpoint_every",
+    "record.tensorboard",
+)

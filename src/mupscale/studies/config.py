@@ -1,5 +1,5 @@
-"""What a study is: rules × model variants (cells) × seeds, a search space, a search, and how trials
-are run.
+"""The config of a study: rules × model variants (cells) × seeds, a search space, a search method,
+and how trials run.
 """
 
 import dataclasses
@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
+from mupscale.engines.attempts import check_limits
 from mupscale.errors import DimensionError, OptionError
 from mupscale.reading import Reading
+from mupscale.studies.commands import arguments
 from mupscale.studies.names import plain
 from mupscale.theory import read_rule
 from mupscale.training import RunConfig, lengths, settings, toml
@@ -25,21 +27,19 @@ RUN_TABLES = ("model", "base", "data", "optimizer", "length", "machine", "record
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Which points are tried. `trials` and `tokens` are budgets of a cell."""
+    """Which points are tried. `trials` and `tokens` are budgets per cell."""
 
     method: Method = "adaptive"
     trials: int | None = None
     tokens: float | None = None
     step: float = 0.5
-    "Of the grid, in powers of two."
+    "Spacing of the grid, in octaves (powers of two)."
     tolerance: float = 0.25
-    "The adaptive search is done when the optimum is known to ± this many powers of two."
+    "The adaptive search ends when the optimum is known to ± this many octaves."
     at_once: int | None = None
-    """Trials of a cell that are proposed together; so many that a study has about four, unless
-    given.
-    """
+    "Trials of a cell that are proposed together (default: about four per study)."
     stop_hopeless: bool = True
-    "Adaptive and TPE: end trials that lie far behind."
+    "Adaptive and TPE: stop trials that are far behind the best one."
     seed: int = 0
 
 
@@ -49,34 +49,32 @@ class EngineConfig:
 
     name: Literal["local", "ray"] = "local"
     workers: int | None = None
-    "Processes of the local engine; one a core unless given."
+    "Processes of the local engine (default: one per core)."
     address: str | None = None
-    "Of the Ray cluster; RAY_ADDRESS unless given."
+    "Address of the Ray cluster (default: RAY_ADDRESS)."
     cpus: float = 1.0
     gpus: float = 0.0
-    "What Ray reserves for a trial."
+    "What Ray reserves for each trial."
     ranks: int = 1
-    'Processes of one trial (torchrun), for machine.shard = "fsdp" or "ddp".'
+    'Processes per trial (torchrun), for machine.shard = "fsdp" or "ddp".'
     retries: int = 2
     time_limit: float | None = None
-    "Seconds of one trial."
+    "Seconds per trial."
     memory_limit: float | None = None
-    "Gigabytes of one trial."
+    "Gigabytes per trial."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
-    """A trainer of one's own: a command, or a Python function. The reference model is trained
-    unless given.
-    """
+    """The user's own trainer: a command or a Python function (default: the reference model)."""
 
     command: tuple[str, ...] | None = None
     function: str | None = None
     metrics: str = "json"
     target: str | None = None
-    "The model whose plan is handed over, as for `mupscale plan`."
+    "The model whose plan the trainer gets, as for `mupscale plan`."
     base: str | None = None
-    "The tuned model, if the dimensions of [base] do not say it."
+    "The tuned model, if the dimensions of [base] do not describe it."
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -87,11 +85,11 @@ class Cell:
     name: str
     rule: str | Mapping[str, Any]
     label: str | None
-    "The variant's name, where variants are named."
+    "The variant's name, if it has one."
     dimensions: Mapping[str, int]
     'What is varied: {"n_kv_heads": 3}.'
     tables: Mapping[str, Any]
-    "Of a run's config, without rule, seed and dimensions."
+    "The tables of a run's config, without rule, seed and dimensions."
     space: Mapping[str, tuple[float, float]]
 
     @property
@@ -105,8 +103,8 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """A study, checked. `tables` are those of a run: model, base, data, optimizer, length, machine,
-    record.
+    """A validated study. `tables` are those of a run: model, base, data, optimizer, length,
+    machine, record.
     """
 
     name: str
@@ -116,7 +114,7 @@ class StudyConfig:
     rule_space: Mapping[str, Mapping[str, tuple[float, float]]] = field(
         default_factory=dict[str, Mapping[str, tuple[float, float]]]
     )
-    "Ranges of a rule's own, by its name: [space.sp] in the file."
+    "Ranges for one rule, by its name: [space.sp] in the file."
     vary: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     variants: tuple[Mapping[str, Any], ...] = ()
     search: Search = Search()
@@ -125,7 +123,7 @@ class StudyConfig:
     storage: str | None = None
     keep_runs: bool = False
     reading: Reading = field(default_factory=Reading)
-    "What the trainer's model cannot say by itself: roles, ignored keys, inputs."
+    "What cannot be read from the trainer's model: roles, ignored keys, inputs."
     tables: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -174,8 +172,7 @@ class StudyConfig:
 
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
-        # An empty one is left out, so that studies from before there were readings stay what they
-        # are.
+        # An empty one is left out, so that studies older than this setting are unchanged.
         values["reading"] = self.reading.to_dict() or None
         values |= values.pop("tables")
         values["space"] |= values.pop("rule_space")
@@ -185,8 +182,8 @@ class StudyConfig:
         return toml.dumps(self.to_dict())
 
     def identity(self) -> dict[str, Any]:
-        """What makes it this study: all but budgets and places, which may change while it is
-        stopped.
+        """What makes it this study: everything except budgets, engine and storage, which may
+        change between runs.
         """
         values = self.to_dict()
         for name in ("engine", "storage", "keep_runs"):
@@ -215,7 +212,7 @@ class StudyConfig:
         return {**self.space, **self.rule_space.get(_rule_name(rule), {})}
 
     def widest_space(self) -> dict[str, tuple[float, float]]:
-        """All that any cell searches."""
+        """For each parameter, the range that covers the ranges of all cells."""
         spaces = [self.space, *self.rule_space.values()]
         ranges = {name: [space[name] for space in spaces if name in space] for name in self.space}
         return {
@@ -255,13 +252,13 @@ class StudyConfig:
         if heads % r:
             divisors = ", ".join(str(k) for k in range(1, heads + 1) if heads % k == 0)
             raise DimensionError(
-                f"vary: r = {r} does not divide n_heads = {heads}. Choose among {divisors}."
+                f"vary: r = {r} does not divide n_heads = {heads}. Choose one of {divisors}."
             )
         return dataclasses.replace(config, model=config.model.resized(**cell.dimensions))
 
     def _base(self, config: RunConfig) -> dict[str, int]:
-        """What is varied was tuned at its least (sharing, width, depth), unless [base] says
-        otherwise.
+        """The base model: [base], and otherwise the least sharing, width and depth of what is
+        varied.
         """
         base = dict(config.base)
         if self.vary.keys() & {"r", "n_kv_heads"} and not base.keys() & {"r", "n_kv_heads"}:
@@ -284,7 +281,7 @@ _MISSING = {
 def _cell_name(
     rule: str | Mapping[str, Any], label: str | None, dimensions: Mapping[str, int]
 ) -> str:
-    """A name that can be a folder's.
+    """A name that can be the name of a folder.
 
     >>> _cell_name("gqa-mup", None, {"n_kv_heads": 3})
     'gqa-mup.n_kv_heads-3'
@@ -302,7 +299,9 @@ def _rule_name(rule: str | Mapping[str, Any]) -> str:
 
 
 def _from_file(rule: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
-    """The choices of a rule that is a file: a study must not change when the file does."""
+    """The choices of a rule that is a file, so that the study does not change when the file
+    does.
+    """
     if not isinstance(rule, str) or not rule.endswith(".json"):
         return rule
     return read_rule(rule).to_dict()
@@ -330,7 +329,7 @@ def _vary(value: Any) -> dict[str, tuple[int, ...]]:
     for name, values in found.items():
         if not values or min(values) < 1 or len(set(values)) < len(values):
             raise DimensionError(
-                f"vary.{name} = {list(values)}: give different whole numbers, each at least 1."
+                f"vary.{name} = {list(values)} must be different whole numbers, each at least 1."
             )
     return found
 
@@ -358,7 +357,7 @@ def _with_lr(space: dict[str, tuple[float, float]]) -> dict[str, tuple[float, fl
         raise OptionError('space: lr is not searched. Write lr = ["2^-10", "2^-4"].')
     if {"weight_decay", "tau_epoch"} <= space.keys():
         raise OptionError(
-            "space: weight_decay and tau_epoch say the same at a given lr. Search one of them."
+            "space: weight_decay and tau_epoch are equivalent at a given lr. Search one of them."
         )
     return space
 
@@ -393,57 +392,52 @@ def _trainer(value: Any) -> Trainer | None:
     given = settings.table("trainer", value)
     settings.known("setting in trainer", given, [f.name for f in dataclasses.fields(Trainer)])
     command = given.pop("command", None)
-    if isinstance(command, str):
-        raise OptionError(
-            f"trainer.command = {command!r} is one string, which only a shell could split. Write "
-            "the arguments as a "
-            'list: command = ["python", "train.py", "--lr", "{lr}"].'
-        )
     environment = settings.table("trainer.environment", given.pop("environment", {}))
+    for name, value in environment.items():
+        if not isinstance(value, str) or "=" in name or "\0" in name + value:
+            raise OptionError(
+                f'trainer.environment: {name} = {value!r} is invalid. Write {name} = "{value}".'
+            )
     return Trainer(
-        command=None if command is None else tuple(_listed("trainer.command", command, (str,))),
-        environment={
-            key: settings.typed(f"trainer.environment.{key}", v, str)
-            for key, v in environment.items()
-        },
+        command=None if command is None else tuple(arguments(command)),
+        environment=environment,
         **{key: settings.typed(f"trainer.{key}", item, str) for key, item in given.items()},
     )
 
 
 def _check(config: StudyConfig) -> None:
-    """What the types cannot say, before anything is allocated."""
+    """Check what types cannot express, before anything is allocated."""
     plain("study", config.name)
     for name, values in (("rules", config.rules), ("seeds", config.seeds)):
         if not values or len({repr(value) for value in values}) < len(values):
-            raise OptionError(f"{name} = {list(values)}: give at least one, and none twice.")
+            raise OptionError(f"{name} = {list(values)} must have at least one, and none twice.")
     if min(config.seeds) < 0:
         raise OptionError(f"seeds = {list(config.seeds)} must be at least 0.")
     _check_search(config)
     engine, trainer = config.engine, config.trainer
-    if (
-        engine.ranks < 1
-        or (engine.workers is not None and engine.workers < 0)
-        or engine.retries < 0
-    ):
-        raise OptionError("engine: ranks must be at least 1, workers and retries at least 0.")
+    check_limits(engine.retries, engine.time_limit, engine.memory_limit)
+    if engine.ranks < 1 or (engine.workers is not None and engine.workers < 0):
+        raise OptionError(
+            f"engine: ranks = {engine.ranks} must be at least 1, and workers = {engine.workers} "
+            "at least 0."
+        )
     if trainer is not None and (trainer.command is None) == (trainer.function is None):
         raise OptionError("trainer: give either command or function.")
     if config.storage is not None and urlsplit(config.storage).password:
         raise OptionError(
-            "storage: the URL holds a password, which would be written to study.toml. Leave it "
-            "out, and set PGPASSWORD "
-            "or use ~/.pgpass."
+            "storage: the URL contains a password, which would be written to study.toml. Leave it "
+            "out, and set PGPASSWORD or use ~/.pgpass."
         )
     if trainer is not None and engine.ranks > 1:
         raise OptionError(
-            f"engine.ranks = {engine.ranks} is for the reference model; put torchrun into the "
-            "command."
+            f"engine.ranks = {engine.ranks} is for the reference model. Put torchrun into the "
+            "command instead."
         )
     _check_reading(config)
     names = [cell.name for cell in config.cells()]
     if len(set(names)) < len(names):
         raise OptionError(
-            "two cells have the same name: give every rule and every variant a name of its own."
+            "two cells have the same name. Give every rule and every variant its own name."
         )
     if trainer is None:
         middle = {name: math.sqrt(low * high) for name, (low, high) in config.space.items()}
@@ -457,40 +451,36 @@ def _check_reading(config: StudyConfig) -> None:
     if config.trainer is None or config.trainer.target is None:
         raise OptionError(
             "the study has a reading (roles, ignored keys or inputs), but no trainer.target, the "
-            "model that it is "
-            'about. Name the model (trainer.target = "my_package.models:build"), or leave the '
-            "reading out."
+            'model to read. Name the model (trainer.target = "my_package.models:build"), or leave '
+            "the reading out."
         )
     inputs = config.reading.inputs or ()
     for name, value in inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs):
         if value is None:
             raise OptionError(
-                f"reading.inputs: {name} is None, which a study file cannot hold. Leave the "
-                "argument out, or give the "
-                "others by name."
+                f"reading.inputs: {name} is None, which TOML cannot represent. Leave the argument "
+                "out, or pass the others by name."
             )
 
 
 def _check_search(config: StudyConfig) -> None:
     search = config.search
     for rule, own in config.rule_space.items():
-        settings.known(
-            "rule with a space of its own", {rule: own}, [_rule_name(one) for one in config.rules]
-        )
+        settings.known("rule with its own space", {rule: own}, [*map(_rule_name, config.rules)])
         settings.known(f"parameter in space.{rule} that space does not have", own, config.space)
-    for name, value in (("trials", search.trials), ("tokens", search.tokens), ("at_once", search.at_once),
-                        ("step", search.step), ("tolerance", search.tolerance)):  # fmt: skip
+    for name in ("trials", "tokens", "at_once", "step", "tolerance"):
+        value = getattr(search, name)
         if value is not None and not 0 < value < math.inf:
             raise OptionError(f"search.{name} = {value} must be a finite number above 0.")
     if search.method in ("random", "tpe") and search.trials is None and search.tokens is None:
         raise OptionError(
-            f'search.method = "{search.method}" does not end by itself. Set search.trials, say 50.'
+            f'search.method = "{search.method}" does not end by itself. Set search.trials = 50, '
+            "for example."
         )
     if search.method == "adaptive" and set(config.space) != {"lr"}:
         raise OptionError(
-            'search.method = "adaptive" searches lr alone, and space has '
-            f"{', '.join(config.space)}. Choose random, "
-            "tpe or grid."
+            f'search.method = "adaptive" searches only lr, but space has {", ".join(config.space)}. '
+            "Choose random, tpe or grid."
         )
     if config.trainer is None:
         settings.known("table of a run", config.tables, RUN_TABLES)
@@ -518,8 +508,6 @@ def _plain(value: Any) -> Any:
         return {
             key: _plain(v) for key, v in cast(Mapping[str, Any], value).items() if v is not None
         }
-    return (
-        [_plain(v) for v in cast(Sequence[Any], value)]
-        if isinstance(value, tuple | list)
-        else value
-    )
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in cast(Sequence[Any], value)]
+    return value

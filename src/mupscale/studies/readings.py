@@ -119,11 +119,6 @@ class Written(MetricReader):
                 yield from self._lines.feed(chunk)
 
 
-def check_metrics(text: Any) -> None:
-    """Refuse what does not say where to look for losses."""
-    metrics_in(text, Path())
-
-
 def metrics_in(text: Any, folder: Path) -> MetricReader:
     """Of a trial: "json", "file:NAME" in its folder, or "regex:…" with a group named loss."""
     kind, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")

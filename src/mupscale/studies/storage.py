@@ -37,6 +37,8 @@ Remark = Callable[[str], object]
 HURRY_SECONDS = 5.0
 """How long a study that was interrupted waits for the mirror."""
 
+_MANY = 200
+"""Trials that take long enough to add that the user should know."""
 _RETRY_SECONDS = 10.0
 _LOCK_SECONDS = 1.0
 """How long one attempt waits while another process has locked the file."""
@@ -123,6 +125,11 @@ class Mirror:
         """Write the rest, for at most about this long, and report what could not be written."""
         self._give_up = time.monotonic() + seconds
         self._closing.set()
+        if len(self._missing) > _MANY:
+            self._remark(
+                f"adding the last {len(self._missing)} trials to {self._shown}. You can interrupt "
+                "this: they are added when the study is next opened."
+            )
         if self._thread is not None:
             self._thread.join()
         if self._missing:

@@ -1,5 +1,5 @@
-"""`Study`: a folder that holds what is run and what came of it. Kill it at any time and run it
-again.
+"""`Study`: a folder with a study's config and results. Kill it at any time, and run it again to
+continue.
 """
 
 import itertools
@@ -27,14 +27,14 @@ from mupscale.errors import (
     StorageError,
     StudyFailedError,
 )
-from mupscale.records import differences, write_whole
-from mupscale.studies.cell_run import CellRun, Proposed, assignment, fingerprint_of, trainer_of
+from mupscale.records import differences, json_line, write_whole
+from mupscale.studies.cell_run import CellRun, Proposed, assignment, fingerprint_of
 from mupscale.studies.config import StudyConfig
 from mupscale.studies.names import inside
 from mupscale.studies.planning import check_plan, with_reading
 from mupscale.studies.storage import HURRY_SECONDS, Mirror
-from mupscale.studies.trainers import check_trainer, train
-from mupscale.studies.trials import TrialRecord
+from mupscale.studies.trainers import TrialAssignment, check_trainer, train
+from mupscale.studies.trials import FAILED, TrialRecord
 
 RECORDS, CONFIG, STATUS = "records.jsonl", "study.toml", "status.json"
 
@@ -43,12 +43,12 @@ Remark = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Where a study stands: trials by cell, and which run now (trial: since when)."""
+    """The state of a study: trials by cell, and which are running (trial: start time)."""
 
     config: StudyConfig
     cells: Mapping[str, Mapping[int, TrialRecord]]
     expected: Mapping[str, int]
-    "Trials that are known to belong to each cell so far."
+    "The number of trials per cell that are known so far."
     done: frozenset[str]
     "Cells whose search has ended."
     running: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -60,18 +60,17 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Study:
-    """A study on disk. `Study.create` makes one, `Study.open` finds it again."""
+    """A study on disk. `Study.create` makes one; `Study.open` opens it again."""
 
     folder: Path
     config: StudyConfig
 
     @staticmethod
     def create(config: StudyConfig, folder: Path | str) -> "Study":
-        """A new study, or the one that is there if it is the same; budgets, engine and storage may
-        differ.
+        """Create a study, or open the one in this folder if only budgets, engine or storage differ.
 
-        It keeps what mupscale.toml beside the trainer's model says, unless the config has a reading
-        of its own.
+        The study includes the mupscale.toml beside the trainer's model, unless the config has its
+        own reading.
         """
         config = with_reading(config)
         study = Study(Path(folder), config)
@@ -80,22 +79,22 @@ class Study:
         old = StudyConfig.load(known) if known.exists() else None
         if old is not None:
             _refuse_another(study.folder, old, config)
-        if old != config:  # else the file stays as it was written, with its comments
+        if old != config:  # an unchanged file keeps its comments
             write_whole(known, config.to_toml().encode())
         return study
 
     @staticmethod
     def open(folder: Path | str) -> "Study":
-        """A study that was begun before."""
+        """Open a study that was created before."""
         path = Path(folder) / CONFIG
         if not path.exists():
             raise OptionError(
-                f"{folder} holds no study: {CONFIG} is not there. mupscale sweep makes one."
+                f"{folder} holds no study: it has no {CONFIG}. Create one with mupscale sweep."
             )
         return Study(Path(folder), StudyConfig.load(path))
 
     def _check(self) -> None:
-        """What can be known before anything runs."""
+        """Check what can be checked before anything runs."""
         if self.config.trainer is not None:
             check_plan(self.config)
         names = [
@@ -103,10 +102,10 @@ class Study:
             *self.config.vary,
             *(["variant"] if self.config.variants else []),
         ]
-        check_trainer(trainer_of(self.config), names)
+        check_trainer(self.config.trainer, names)
 
     def snapshot(self) -> Snapshot:
-        """As the files tell it, also while another process runs it."""
+        """The state according to the files, also while another process runs the study."""
         cells: dict[str, dict[int, TrialRecord]] = {cell.name: {} for cell in self.config.cells()}
         for trial in self._recorded():
             cells.setdefault(trial.cell, {})[trial.number] = trial
@@ -123,12 +122,12 @@ class Study:
             status = json.loads((self.folder / STATUS).read_text(encoding="utf-8"))
             os.kill(status["pid"], 0)
             return dict(status["running"])
-        except (OSError, ValueError, KeyError, TypeError):  # no driver is there
+        except (OSError, ValueError, KeyError, TypeError):  # no process runs the study
             return {}
 
     @property
     def trials(self) -> list[TrialRecord]:
-        """All that have ended, by cell and number."""
+        """All trials that have ended, by cell and number."""
         order = {cell.name: place for place, cell in enumerate(self.config.cells())}
         return sorted(
             self._recorded(), key=lambda trial: (order.get(trial.cell, len(order)), trial.number)
@@ -146,10 +145,10 @@ class Study:
         remark: Remark | None = None,
         reuse: "Study | None" = None,
     ) -> Snapshot:
-        """Run what is missing. `report` hears after each trial and each second, `remark` what a
-        reader should know.
+        """Run what is missing. `report` is called after each trial and every second, `remark` with
+        messages for the user.
 
-        Results of `reuse` are taken over where a trial there is the same as one here.
+        Results of the study `reuse` are copied for trials with the same fingerprint.
         """
         say = remark or (lambda _: None)
         known = (
@@ -161,10 +160,7 @@ class Study:
         about = {"study": self.config.identity()}
         with Ledger(self.folder / RECORDS, about) as book:
             if book.torn:
-                say(
-                    f"{self.folder / RECORDS}: the last line was torn and is dropped; its trial is "
-                    "run again."
-                )
+                say(f"{self.folder / RECORDS}: dropped a torn last line; its trial runs again.")
             driver = _Driver(self, book, known, report or (lambda _: None), say)
             try:
                 with driver, terminable():
@@ -179,34 +175,25 @@ class Study:
     def _engine(self) -> Engine:
         chosen = self.config.engine
         memory = None if chosen.memory_limit is None else int(chosen.memory_limit * 1e9)
-        # A command is given its time by the trial that starts it, which then still has its output.
-        limit = (
-            None
-            if self.config.trainer is not None and self.config.trainer.command
-            else chosen.time_limit
+        # The trial that starts a command limits its time, and then still has its output.
+        by_command = self.config.trainer is not None and self.config.trainer.command
+        limit = None if by_command else chosen.time_limit
+        names = ("address", "cpus", "gpus") if chosen.name == "ray" else ("workers",)
+        own = {name: getattr(chosen, name) for name in names}
+        return engine_named(
+            chosen.name, retries=chosen.retries, time_limit=limit, memory_limit=memory, **own
         )
-        options: dict[str, Any] = {
-            "retries": chosen.retries,
-            "time_limit": limit,
-            "memory_limit": memory,
-        }
-        if chosen.name == "ray":
-            options |= {"address": chosen.address, "cpus": chosen.cpus, "gpus": chosen.gpus}
-        else:
-            options |= {"workers": chosen.workers}
-        return engine_named(chosen.name, **options)
 
 
 _REUSABLE = ("finished", "diverged")
-_FAILED = ("failed", "oom", "timeout")
 _PATIENCE = 3
-"""Failed trials after which a study ends, if not one has run."""
+"""A study ends after this many failed trials if no trial has run."""
 
 _STATUS_SECONDS = 1.0
 
 
 class _Driver:
-    """Decides what runs next, and writes down what has ended."""
+    """Decides what runs next, and records what has ended."""
 
     def __init__(
         self,
@@ -234,9 +221,7 @@ class _Driver:
         self.mirror = self._mirrored()
 
     def _mirrored(self) -> Mirror | None:
-        """The database, with what it lacked; without Optuna the records must do, unless a database
-        was asked for.
-        """
+        """The Optuna database; None if Optuna is not installed and the config names no database."""
         config, folder = self.config, self.study.folder
         mirror = Mirror(
             config.storage, folder, config.name, _owner(folder), self.remark, config.widest_space()
@@ -275,7 +260,7 @@ class _Driver:
         (self.study.folder / STATUS).unlink(missing_ok=True)
 
     def _fill(self, session: Session) -> bool:
-        """Submit what can start: one trial for each place, and one more that waits beside it."""
+        """Submit what can start: one trial per worker, and one more that waits for it."""
         filled = False
         self._places = max(1, session.capacity)
         while len(self._submitted) < 2 * self._places:
@@ -283,14 +268,17 @@ class _Driver:
             if proposed is None:
                 return filled
             filled = True
-            if not self._reused(proposed):
-                work, fingerprint = self._work(proposed)
+            work, fingerprint = self._work(proposed)
+            if (earlier := self.known.get(fingerprint)) is not None:
+                result = {name: getattr(earlier, name) for name in _RESULT}
+                self._keep(proposed, fingerprint, result, attempts=earlier.attempts)
+            else:
                 self._submitted[proposed.key] = (proposed, fingerprint, time.time())
                 session.submit(proposed.key, work)
         return filled
 
     def _next(self) -> Proposed | None:
-        """From the cells in turn, so that all come along together."""
+        """From the cells in turn, so that all progress evenly."""
         for _ in range(len(self._turn)):
             cell = self.cells[self._turn[0]]
             self._turn.rotate(-1)
@@ -299,28 +287,16 @@ class _Driver:
                 return proposed
         return None
 
-    def _work(self, proposed: Proposed) -> tuple[dict[str, Any], str]:
-        folder = inside(self.study.folder, "trials", proposed.cell.name, f"{proposed.number:04d}")
-        work = assignment(self.config, proposed, str(folder))
+    def _folder(self, proposed: Proposed) -> Path:
+        return inside(self.study.folder, "trials", proposed.cell.name, f"{proposed.number:04d}")
+
+    def _work(self, proposed: Proposed) -> tuple[TrialAssignment, str]:
+        work = assignment(self.config, proposed, str(self._folder(proposed)))
         return work, fingerprint_of(work)
 
-    def _reused(self, proposed: Proposed) -> bool:
-        if not self.known:
-            return False
-        _, fingerprint = self._work(proposed)
-        found = self.known.get(fingerprint)
-        if found is not None:
-            self._keep(
-                proposed,
-                fingerprint,
-                {name: getattr(found, name) for name in _RESULT},
-                attempts=found.attempts,
-            )
-        return found is not None
-
     def _tried_again(self, outcome: Outcome, session: Session) -> bool:
-        """A trial whose machine asked it to stop has saved its state, and goes on. A full disk is
-        not its fault.
+        """Resubmit a trial that its machine asked to stop: it has saved its state. A full disk ends
+        the study.
         """
         error = outcome.failure.error if outcome.failure else None
         if isinstance(error, StorageError):
@@ -340,15 +316,12 @@ class _Driver:
         if outcome.failure is None:
             result = dict(outcome.result)
         else:
-            status = outcome.failure.kind if outcome.failure.kind in _FAILED else "failed"
+            status = outcome.failure.kind if outcome.failure.kind in FAILED else "failed"
             result = {"status": status, "loss": None, "error": str(outcome.failure.error)}
         attempts = max(outcome.attempts, int(result.pop("attempts", None) or 1))
         trial = self._keep(proposed, fingerprint, {"began": began} | result, attempts=attempts)
-        if not self.config.keep_runs and trial.status not in _FAILED:
-            shutil.rmtree(
-                inside(self.study.folder, "trials", trial.cell, f"{trial.number:04d}"),
-                ignore_errors=True,
-            )
+        if not self.config.keep_runs and trial.status not in FAILED:
+            shutil.rmtree(self._folder(proposed), ignore_errors=True)
         self._watch(trial)
 
     def _keep(
@@ -377,23 +350,22 @@ class _Driver:
         return trial
 
     def _watch(self, trial: TrialRecord) -> None:
-        """End a study in which nothing runs: the fault is in its settings, and every trial would
-        cost its time.
+        """End a study in which no trial runs: the fault is in its settings, and every further trial
+        would fail too.
         """
         self._ran = self._ran or trial.has_run
-        if trial.status in _FAILED:
-            self.remark(f"{trial.key} {trial.status}: {_first_line(trial.error)}")
+        if trial.status in FAILED:
+            self.remark(f"{trial.key} {trial.status}: {(trial.error or '').partition(chr(10))[0]}")
             self._failures.append(trial)
         if not self._ran and len(self._failures) >= _PATIENCE:
-            folder = self.study.folder
             raise StudyFailedError(
                 f"the first {_PATIENCE} trials all failed, the last with: {trial.error}\nTheir "
-                "folders are kept in "
-                f"{folder / 'trials'}. Mend it, and run again with --retry-failed."
+                f"folders are kept in {self.study.folder / 'trials'}. Fix the cause, and run again "
+                "with --retry-failed."
             )
 
     def _tell_status(self) -> None:
-        """For `--status` in another terminal; not so often that it costs anything."""
+        """For `--status` in another terminal; at most once per second."""
         now = time.monotonic()
         if now < self._status_due:
             return
@@ -403,7 +375,7 @@ class _Driver:
         self.report(self.snapshot())
 
     def _running(self) -> dict[str, float]:
-        """Those that were submitted first; the others wait beside them."""
+        """Those that were submitted first; the others wait for a worker."""
         first = itertools.islice(self._submitted.items(), self._places)
         return {key: began for key, (_, _, began) in first}
 
@@ -418,16 +390,8 @@ class _Driver:
 
 
 _RESULT = (
-    "status",
-    "loss",
-    "step",
-    "steps",
-    "tokens",
-    "train_loss",
-    "curve",
-    "began",
-    "seconds",
-    "error",
+    *("status", "loss", "step", "steps", "tokens"),
+    *("train_loss", "curve", "began", "seconds", "error"),
 )
 
 
@@ -436,12 +400,8 @@ def _trials(rows: Mapping[str, Any]) -> Iterator[TrialRecord]:
         yield TrialRecord.from_dict(key, values)
 
 
-def _first_line(text: str | None) -> str:
-    return (text or "").partition("\n")[0]
-
-
 def _owner(folder: Path) -> str:
-    """A name that no other folder has, for databases that several studies share."""
+    """A name unique to this folder, for databases that several studies share."""
     path = folder / ".owner"
     if not path.exists():
         write_whole(path, uuid.uuid4().hex.encode())
@@ -453,22 +413,21 @@ def _refuse_another(folder: Path, old: StudyConfig, new: StudyConfig) -> None:
     if changed and (folder / RECORDS).exists():
         raise OptionError(
             f"{folder} holds another study ({'; '.join(changed)}). Choose another --output, or "
-            "begin a new study that "
-            f"takes over what is the same: --output NEW --fork {folder}."
+            "start a new study that reuses the trials that are the same: --output NEW --fork "
+            f"{folder}."
         )
 
 
 def retry_failed(study: Study) -> int:
-    """Forget trials that failed, so that they run again; their records go to failed.jsonl. How many
-    they were.
+    """Remove failed trials from the records, so that they run again; failed.jsonl keeps them. How
+    many there were.
     """
-    path = study.folder / RECORDS
-    with Ledger(path, {"study": study.config.identity()}) as book:
-        failed = {key: row for key, row in book.results.items() if row["status"] in _FAILED}
+    with Ledger(study.folder / RECORDS, {"study": study.config.identity()}) as book:
+        failed = {key: row for key, row in book.results.items() if row["status"] in FAILED}
         if failed:
-            with (study.folder / "failed.jsonl").open("a", encoding="utf-8") as file:
+            with (study.folder / "failed.jsonl").open("ab") as file:
                 file.writelines(
-                    json.dumps({"job": key, "result": row}) + "\n" for key, row in failed.items()
+                    json_line({"job": key, "result": row}, key) for key, row in failed.items()
                 )
             book.forget(failed)
     return len(failed)

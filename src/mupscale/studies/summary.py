@@ -1,4 +1,4 @@
-"""What a study has found so far, cell by cell."""
+"""The results of a study so far, one row per cell."""
 
 import dataclasses
 import math
@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from mupscale.analysis.families import CellAnalysis
+from mupscale.analysis.flags import flags_text
+from mupscale.records import finite
 from mupscale.studies.measured import analysis_of, member_label
 from mupscale.studies.study import Snapshot
-from mupscale.studies.trials import best
+from mupscale.studies.trials import FAILED, best
+from mupscale.text import text_table
 
 
 @dataclass(frozen=True)
 class CellRow:
-    """A line of the table. `optimum` is log2 of the rate; low and high are None where the trials
-    set no bound.
+    """A row of the table. `optimum` is log2 of the learning rate; low and high are None where the
+    trials give no bound.
     """
 
     cell: str
@@ -59,29 +62,24 @@ def _row(snapshot: Snapshot, name: str, running: int, analysed: CellAnalysis | N
     count = Counter(trial.status for trial in trials)
     lowest = best(trials)
     rate = analysed.found.get("lr") if analysed else None
-    failed = sum(count[status] for status in ("failed", "oom", "timeout"))
     return CellRow(
         cell=name,
         done=name in snapshot.done,
         finished=count["finished"],
         diverged=count["diverged"],
         stopped=count["stopped"],
-        failed=failed,
+        failed=sum(count[status] for status in FAILED),
         running=running,
         tokens=sum(trial.tokens or 0 for trial in trials),
         best_lr=lowest.params["lr"] if lowest else None,
         best_loss=lowest.loss if lowest else None,
         best_params=dict(lowest.params) if lowest else None,
         optimum=rate.value if rate else None,
-        low=_finite(rate.low) if rate else None,
-        high=_finite(rate.high) if rate else None,
+        low=finite(rate.low) if rate else None,
+        high=finite(rate.high) if rate else None,
         seeds=len({trial.seed for trial in trials if trial.loss is not None}),
         flags=analysed.flags if analysed else (),
     )
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
 
 
 def table_text(cells: Sequence[CellRow]) -> str:
@@ -92,43 +90,26 @@ def table_text(cells: Sequence[CellRow]) -> str:
     """
     if not cells:
         return "no cells"
-    lines = [
-        ["cell", "trials", "log2 lr at the optimum", "95 % interval", "lowest loss", "tokens", ""]
-    ]
-    lines += [_line(cell) for cell in cells]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    head = ["cell", "trials", "log2(lr)", "95 % interval", "best trial", "cost", "notes"]
+    details = ["best trial", "cost", "notes"]
+    return text_table(head, [_line(cell) for cell in cells], right=["cost"], details=details)
 
 
 def _line(cell: CellRow) -> list[str]:
-    counts = [f"{cell.finished} finished"]
-    counts += [f"{number} {word}" for number, word in (
-        (cell.stopped, "stopped"), (cell.diverged, "diverged"), (cell.failed, "failed"), (cell.running, "running"),
-    ) if number]  # fmt: skip
+    words = ("finished", "stopped", "diverged", "failed", "running")
+    counts = {word: getattr(cell, word) for word in words}
+    loss = (
+        f"loss {cell.best_loss:.4f} at {_shown(cell.best_params or {})}" if cell.best_params else ""
+    )
     return [
         cell.cell,
-        ", ".join(counts),
+        ", ".join(f"{n} {word}" for word, n in counts.items() if n or word == "finished"),
         "" if cell.optimum is None else f"{cell.optimum:.2f}",
         interval_text(cell),
-        ""
-        if cell.best_loss is None
-        else f"{cell.best_loss:.4f} at {_shown(cell.best_params or {})}",
-        f"{cell.tokens:,}",
-        ", ".join(_MEANING[flag] for flag in (("few",) if "few" in cell.flags else cell.flags)),
+        loss,
+        f"{cell.tokens:,} tokens",
+        flags_text(cell.flags),
     ]
-
-
-_MEANING = {
-    "few": "too few trials for an interval",
-    "edge": "at the edge of the range: widen it",
-    "flat": "too flat for an interval",
-    "seeds": "seeds differ: add some for an interval",
-    "diverged": "bounded by diverged trials",
-    "saddle": "no minimum within the range",
-}
 
 
 def interval_text(cell: CellRow) -> str:
@@ -138,7 +119,7 @@ def interval_text(cell: CellRow) -> str:
 
 
 def _shown(params: dict[str, float]) -> str:
-    """Rates and decays as powers of two.
+    """Parameters as powers of two.
 
     >>> _shown({"lr": 0.0078125, "weight_decay": 0.1})
     'lr 2^-7, weight_decay 2^-3.32'

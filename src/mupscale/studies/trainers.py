@@ -1,20 +1,17 @@
-"""`train`: one trial, by the reference model, a Python function of one's own, or a command of one's
-own.
+"""`train`: one trial, by the reference model, a user's Python function or a user's command.
 
-Engines call it in a worker; all that goes in and comes out is JSON. A trial that was killed is
-given to `train` again with the same folder, and goes on where its trainer can.
+Engines call it in a worker; its result is JSON. A trial that was killed is given to `train` again
+with the same folder, and resumes if its trainer can.
 """
 
-import dataclasses
 import errno
-import fcntl
 import json
 import math
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Real
@@ -23,10 +20,10 @@ from typing import Any, cast
 
 import torch
 
-from mupscale.errors import OptionError, StorageError, UnknownNameError
-from mupscale.records import read_lines, write_whole
+from mupscale.errors import OptionError, StorageError
+from mupscale.records import locked, read_lines, storage_error, write_whole
 from mupscale.studies import commands
-from mupscale.studies.commands import check_command
+from mupscale.studies.config import Trainer
 from mupscale.studies.curves import LossCurve, TrialStopped
 from mupscale.studies.names import inside
 from mupscale.studies.readings import count, number
@@ -34,22 +31,15 @@ from mupscale.targets import functions
 from mupscale.training import RunConfig, RunProgress, lengths, run
 from mupscale.training.metrics import MetricsFile
 
-__all__ = ["TrialAssignment", "Trial", "TrialStopped", "check_command", "check_trainer", "train"]
-
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "reference": ("kind", "ranks"),
-    "function": ("kind", "name"),
-    "command": ("kind", "command", "metrics", "time_limit", "environment"),
-}
-"""The kinds of trainers, and what may be said of each."""
+__all__ = ["Trial", "TrialAssignment", "TrialStopped", "check_trainer", "train"]
 
 LOCK_SECONDS = 30.0
-"""How long a folder may still be held by what is left of an attempt that was killed."""
+"""How long to wait for the processes of an attempt that was killed to leave the folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialAssignment:
-    """One trial, as the driver hands it out."""
+    """One trial to run."""
 
     trial: str
     "Cell and number, which are also the end of the folder: gqa-mup.n_kv_heads-3/0007."
@@ -59,30 +49,20 @@ class TrialAssignment:
     params: Mapping[str, float]
     "Any of lr, weight_decay, tau_epoch, std."
     folder: str
-    config: Mapping[str, Any]
-    "Of the whole run, for the reference model."
-    plan: Mapping[str, Any] | None
-    "What `Plan.to_json` writes, for a trainer of one's own."
-    stop: Mapping[str, Any] | None
-    trainer: Mapping[str, Any]
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> "TrialAssignment":
-        known = [field.name for field in dataclasses.fields(TrialAssignment)]
-        for name in values:
-            if name not in known:
-                raise UnknownNameError("part of an assignment", name, known)
-        missing = [name for name in known if name not in values]
-        if missing:
-            raise OptionError(f"an assignment lacks {', '.join(missing)}.")
-        return TrialAssignment(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+    config: RunConfig | None = None
+    "The run, for the reference model."
+    plan: Mapping[str, Any] | None = None
+    "What `Plan.to_json` writes, for the user's own trainer."
+    stop: Mapping[str, Any] | None = None
+    "The best trial so far, to stop a trial that is far behind."
+    trainer: Trainer | None = None
+    "None for the reference model."
+    ranks: int = 1
+    time_limit: float | None = None
 
 
 class Trial:
-    """What a function of one's own gets: the point to try, and a way to tell of progress."""
+    """What a user's function gets: the point to try, and a way to report progress."""
 
     def __init__(self, assignment: TrialAssignment, folder: Path, curve: LossCurve) -> None:
         self.params: dict[str, float] = dict(assignment.params)
@@ -97,19 +77,20 @@ class Trial:
 
     @property
     def lr(self) -> float | None:
-        """None where it is not searched, and so for the others."""
+        """None if it is not searched."""
         return self.params.get("lr")
 
     @property
     def weight_decay(self) -> float | None:
+        """None if it is not searched."""
         return self.params.get("weight_decay")
 
     def report(self, step: int, loss: float, steps: int | None = None) -> None:
-        """Tell of the training loss after `step` of `steps`. Raises `TrialStopped`, to let pass,
-        when that is enough.
+        """Report the training loss after `step` of `steps`. Raises `TrialStopped`, which you should
+        not catch, when the trial need not continue.
 
-        Reports are kept in the folder: a function that goes on from a checkpoint goes on with them
-        too.
+        Reports are kept in the folder, so that a function that resumes from a checkpoint continues
+        its reports too.
         """
         self._curve.steps = steps or self._curve.steps
         value = float(loss)
@@ -131,125 +112,67 @@ class Trial:
             self._log.close()
 
 
-def check_trainer(trainer: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Refuse a trainer that cannot work, before anything runs. `names` are what is searched and
-    what is varied.
+def check_trainer(trainer: Trainer | None, names: Iterable[str]) -> None:
+    """Raise an error for a trainer that cannot work, before anything runs. `names` are the searched
+    parameters and the varied dimensions.
     """
-    kind = _kind(trainer)
-    if kind == "command":
-        check_command(trainer.get("command"), trainer.get("metrics", "json"), names)
-        commands.check_time_limit(trainer.get("time_limit"))
-        _check_environment(trainer.get("environment", {}))
-    elif kind == "function":
-        with functions.loaded(str(trainer.get("name"))):
+    if trainer is None:
+        return
+    if trainer.command is not None:
+        commands.check_command(trainer.command, trainer.metrics, names)
+    else:
+        with functions.loaded(str(trainer.function)):
             pass
-    elif trainer.get("ranks", 1) < 1:
-        raise OptionError(f"ranks = {trainer['ranks']} must be at least 1.")
 
 
-def train(assignment: Mapping[str, Any]) -> dict[str, Any]:
-    """Carry out one trial and say how it went; see the fields in `LossCurve.result`.
+def train(assignment: TrialAssignment) -> dict[str, Any]:
+    """Run one trial; its result has the fields of `LossCurve.result`.
 
-    What goes wrong in the user's own trainer is a result, with the status "failed". What is wrong
-    with the assignment, a disk that is full and memory that runs out are raised: the trial can be
-    had later.
+    An error in the user's own trainer is a result with the status "failed". A wrong assignment, a
+    full disk and lack of memory are raised, because the trial may succeed later.
     """
-    given = TrialAssignment.from_dict(assignment)
-    kind = _kind(given.trainer)
     began = time.perf_counter()
-    folder = _own_folder(given)
-    curve = LossCurve(given.stop)
-    with _held(folder) as lock:
+    folder = _own_folder(assignment)
+    curve = LossCurve(assignment.stop)
+    trainer = assignment.trainer
+    # An attempt that was killed may take a moment to leave the folder.
+    with locked(folder / ".lock", folder, LOCK_SECONDS) as lock:
         attempts = _counted(folder)
-        if kind != "reference" and given.plan is not None:
-            text = json.dumps(given.plan, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
-            write_whole(folder / "plan.json", text.encode())
-        result = _BY[kind](given, folder, curve, lock)
+        if trainer is None:
+            result = _by_reference(assignment, folder, curve, lock)
+        else:
+            if assignment.plan is not None:
+                text = json.dumps(assignment.plan, ensure_ascii=False, allow_nan=False, indent=1)
+                write_whole(folder / "plan.json", f"{text}\n".encode())
+            if trainer.command is not None:
+                result = _by_command(assignment, trainer, folder, curve, lock)
+            else:
+                result = _by_function(assignment, str(trainer.function), folder, curve)
     return result | {"seconds": round(time.perf_counter() - began, 3), "attempts": attempts}
-
-
-def _kind(trainer: Mapping[str, Any]) -> str:
-    kind = trainer.get("kind")
-    if kind not in SETTINGS:
-        raise UnknownNameError("kind of trainer", kind, SETTINGS)
-    for name in trainer:
-        if name not in SETTINGS[kind]:
-            raise UnknownNameError(f"setting of a {kind} trainer", name, SETTINGS[kind])
-    return kind
-
-
-def _check_environment(environment: Any) -> None:
-    if not isinstance(environment, Mapping):
-        raise OptionError(
-            f"trainer.environment = {environment!r} is not a table of names and texts."
-        )
-    for name, value in cast(Mapping[Any, Any], environment).items():
-        if (
-            not isinstance(name, str)
-            or not isinstance(value, str)
-            or "=" in name
-            or "\0" in name + value
-        ):
-            raise OptionError(
-                f'trainer.environment: {name!r} = {value!r} cannot be. Write {name} = "{value}".'
-            )
 
 
 # The folder
 
 
-def _own_folder(given: TrialAssignment) -> Path:
-    """The trial's folder, which must be where its name says, whatever links there are."""
-    names = given.trial.split("/")
-    folder = Path(given.folder).absolute()
+def _own_folder(assignment: TrialAssignment) -> Path:
+    """Create the trial's folder, which must be where its name says, whatever links there are."""
+    names = assignment.trial.split("/")
+    folder = Path(assignment.folder).absolute()
     if list(folder.parts[-len(names) :]) != names:
         raise OptionError(
-            f"the folder {folder} is not that of the trial {given.trial!r}. It must end with this "
-            "name."
+            f"the folder {folder} is not that of the trial {assignment.trial!r}. It must end with "
+            "this name."
         )
     folder = inside(folder.parents[len(names) - 1], *names)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(
-            f"could not make {folder}: {error.strerror or error}. Free some room."
-        ) from error
+        raise storage_error("create", folder, error) from error
     return folder
 
 
-@contextmanager
-def _held(folder: Path) -> Generator[int]:
-    """The folder is ours alone; what is left of an attempt that was killed has a moment to go."""
-    path = folder / ".lock"
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise StorageError(
-            f"could not open {path}: {error.strerror or error}. Free some room."
-        ) from error
-    try:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while not _locked(file):
-            if time.monotonic() > deadline:
-                raise OptionError(
-                    f"{folder} is in use by another process. Wait until that has ended, or end it."
-                )
-            time.sleep(0.05)
-        yield file
-    finally:
-        os.close(file)
-
-
-def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _counted(folder: Path) -> int:
-    """How often this trial has been begun, this time included."""
+    """How often this trial has been started, including this time."""
     path = folder / "attempts"
     before = 0
     with suppress(FileNotFoundError, ValueError):
@@ -262,27 +185,27 @@ def _counted(folder: Path) -> int:
 
 
 def _by_reference(
-    given: TrialAssignment, folder: Path, curve: LossCurve, lock: int
+    assignment: TrialAssignment, folder: Path, curve: LossCurve, lock: int
 ) -> dict[str, Any]:
-    config = RunConfig.from_dict(given.config)
-    ranks = given.trainer.get("ranks", 1)
-    if ranks > 1 and config.machine.shard == "none":
-        raise OptionError(f'ranks = {ranks} and machine.shard = "none": choose "ddp" or "fsdp".')
+    config, ranks = assignment.config, assignment.ranks
+    assert config is not None
     sizes = lengths(config)
     curve.steps = sizes.steps
-    by = _in_processes if config.machine.shard != "none" else _in_this_process
-    result = by(config, folder, curve, ranks, lock)
+    if config.machine.shard != "none":
+        result = _in_processes(config, folder, curve, ranks, lock)
+    elif ranks == 1:
+        result = _in_this_process(config, folder, curve)
+    else:
+        raise OptionError(f'ranks = {ranks} and machine.shard = "none": choose "ddp" or "fsdp".')
     return result | {"tokens": result["step"] * sizes.batch * config.data.sequence}
 
 
-def _in_this_process(
-    config: RunConfig, folder: Path, curve: LossCurve, ranks: int, lock: int
-) -> dict[str, Any]:
+def _in_this_process(config: RunConfig, folder: Path, curve: LossCurve) -> dict[str, Any]:
     every, begun = config.record.log_every, False
 
     def report(progress: RunProgress) -> None:
-        """Only of losses that are written down, so that a run that goes on is judged as one that
-        was never stopped.
+        """Only losses that are written down, so that a run that resumes is judged like one that was
+        never stopped.
         """
         nonlocal begun
         for row in [] if begun else read_lines(folder / "metrics.jsonl")[0]:
@@ -304,22 +227,13 @@ def _in_processes(
     config: RunConfig, folder: Path, curve: LossCurve, ranks: int, lock: int
 ) -> dict[str, Any]:
     """Several ranks of one run, started as a user would: torchrun -m mupscale train."""
-    chosen = (
-        folder / "trial.toml"
-    )  # config.toml is the run's own: what it finds there it compares with this
+    # Not config.toml, which is the run's own: the run compares it with this one.
+    chosen = folder / "trial.toml"
     write_whole(chosen, config.to_toml().encode())
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    training = ["-m", "mupscale", "train", str(chosen), "--output", str(folder)]
     command = commands.Command(
-        arguments=[
-            sys.executable,
-            *launcher,
-            "-m",
-            "mupscale",
-            "train",
-            str(chosen),
-            "--output",
-            str(folder),
-        ],
+        arguments=[sys.executable, *launcher, *training],
         metrics="file:metrics.jsonl",
         # The ranks find mupscale as this process did.
         environment={"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
@@ -329,7 +243,7 @@ def _in_processes(
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
-    """Of a run that has ended."""
+    """The result of a run that has ended."""
     record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
     curve = LossCurve(steps=record["steps"])
     for row in read_lines(folder / "metrics.jsonl")[0]:
@@ -341,7 +255,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _one_thread() -> Generator[None]:
-    """Trials run side by side: more threads than one each would only get into each other's way."""
+    """Trials run side by side, so more than one thread each would slow them all down."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -350,14 +264,13 @@ def _one_thread() -> Generator[None]:
         torch.set_num_threads(before)
 
 
-# A function of one's own
+# A user's function
 
 
 def _by_function(
-    given: TrialAssignment, folder: Path, curve: LossCurve, lock: int
+    assignment: TrialAssignment, name: str, folder: Path, curve: LossCurve
 ) -> dict[str, Any]:
-    name = str(given.trainer.get("name"))
-    trial = Trial(given, folder, curve)
+    trial = Trial(assignment, folder, curve)
     with functions.loaded(name) as function:
         try:
             returned = function(trial)
@@ -365,79 +278,71 @@ def _by_function(
             returned = None
         except (Exception, SystemExit) as error:
             if curve.ended is None:
-                return curve.result("failed", error=_told(name, error))
-            returned = None  # it made an error of its own of being stopped
+                return curve.result("failed", error=_described(name, error))
+            returned = None  # the function turned TrialStopped into an error of its own
         finally:
             trial.close()
-    if curve.ended is not None:  # also where the function caught it and went on
+    if curve.ended is not None:  # also if the function caught TrialStopped and continued
         return curve.result(curve.ended.status)
     return _returned(name, returned, curve)
 
 
-def _told(name: str, error: BaseException) -> str:
-    """The error and where it came from. Memory and disk that run out are not the function's fault,
+def _described(name: str, error: BaseException) -> str:
+    """The error and where it came from. Lack of memory or disk space is not the function's fault,
     and raised.
     """
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(
-        error
-    ):
-        raise error
-    if isinstance(error, StorageError):
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if memory or "can't allocate memory" in str(error) or isinstance(error, StorageError):
         raise error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        raise StorageError(f"{name}: {error}. Free some room and run the same again.") from error
+        raise StorageError(
+            f"{name}: {error}. Free some disk space and run the same command again."
+        ) from error
     frames = "".join(traceback.format_tb(error.__traceback__, limit=-3)).rstrip()
     return f"{name} raised {type(error).__name__}: {str(error)[:2000]}\n{frames}"
 
 
 def _returned(name: str, returned: Any, curve: LossCurve) -> dict[str, Any]:
-    """What the function gave back: the loss, or a mapping with it."""
+    """The result from what the function returned: the loss, or a mapping with it."""
     metrics = (
         cast(Mapping[str, Any], returned) if isinstance(returned, Mapping) else {"loss": returned}
     )
     loss = number(metrics.get("loss")) if isinstance(metrics.get("loss"), Real) else None
     if loss is None:
         shown = repr(returned) if len(repr(returned)) < 200 else type(returned).__name__
-        return curve.result(
-            "failed",
-            error=f"{name} returned {shown}. Return the loss as a number (tensor.item()), or a "
-            "dictionary with "
-            '"loss", and "tokens" and "steps" if you like.',
+        error = (
+            f"{name} returned {shown}. Return the loss as a number (tensor.item()), or a "
+            'dictionary with "loss" and optionally "tokens" and "steps".'
         )
+        return curve.result("failed", error=error)
     curve.tokens = count(metrics.get("tokens")) or curve.tokens
     curve.steps = count(metrics.get("steps")) or curve.steps
     curve.step = curve.step or curve.steps or 0
     return curve.result("finished", loss=loss) if math.isfinite(loss) else curve.result("diverged")
 
 
-# A command of one's own
+# A user's command
 
 
 def _by_command(
-    given: TrialAssignment, folder: Path, curve: LossCurve, lock: int
+    assignment: TrialAssignment, trainer: Trainer, folder: Path, curve: LossCurve, lock: int
 ) -> dict[str, Any]:
-    trainer = given.trainer
-    own = {"MUPSCALE_TRIAL": given.trial, "MUPSCALE_FOLDER": str(folder)}
+    values: dict[str, float | str] = {
+        **assignment.variant,
+        **assignment.params,
+        "seed": assignment.seed,
+        "folder": str(folder),
+        "rule": assignment.rule,
+        "trial": assignment.trial,
+        "python": sys.executable,
+    }
+    if assignment.plan is not None:
+        values["plan"] = str(folder / "plan.json")
+    own = {"MUPSCALE_TRIAL": assignment.trial, "MUPSCALE_FOLDER": str(folder)}
     command = commands.Command(
-        arguments=commands.filled(trainer.get("command"), _values(given, folder)),
-        metrics=trainer.get("metrics", "json"),
-        time_limit=trainer.get("time_limit"),
-        environment={**trainer.get("environment", {}), **own},
+        arguments=commands.filled(trainer.command or (), values),
+        metrics=trainer.metrics,
+        time_limit=assignment.time_limit,
+        environment={**trainer.environment, **own},
     )
     return commands.run(command, folder, curve, lock)
-
-
-def _values(given: TrialAssignment, folder: Path) -> dict[str, float | str]:
-    """What the placeholders stand for."""
-    always: dict[str, float | str] = {
-        "seed": given.seed, "folder": str(folder), "rule": given.rule, "trial": given.trial, "python": sys.executable,
-    }  # fmt: skip
-    plan: dict[str, float | str] = {} if given.plan is None else {"plan": str(folder / "plan.json")}
-    return {**given.variant, **given.params, **always, **plan}
-
-
-_BY: dict[str, Callable[[TrialAssignment, Path, LossCurve, int], dict[str, Any]]] = {
-    "reference": _by_reference,
-    "function": _by_function,
-    "command": _by_command,
-}

@@ -1,4 +1,4 @@
-"""Trials: what is to be run, and what came of it. Both are plain JSON on their way."""
+"""Trials: the points to run, and their results. Both are plain JSON on disk."""
 
 import dataclasses
 import math
@@ -10,6 +10,8 @@ from mupscale.errors import StorageError
 
 Status = Literal["finished", "diverged", "stopped", "failed", "oom", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
+FAILED: frozenset[str] = frozenset(("failed", "oom", "timeout"))
+"""The training itself broke off: the trial has no result, and can be retried."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Point:
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
     """A trial that has ended. `loss` is None unless it finished; `curve` holds (step, training
-    loss).
+    loss) pairs.
     """
 
     cell: str
@@ -45,7 +47,7 @@ class TrialRecord:
     seconds: float | None = None
     error: str | None = None
     fingerprint: str = ""
-    "A fingerprint of all that decides the result: trials that share it have the same."
+    "A hash of everything that decides the result: trials that share it have the same result."
 
     @property
     def key(self) -> str:
@@ -57,8 +59,8 @@ class TrialRecord:
 
     @property
     def has_run(self) -> bool:
-        """Whether the training itself came to an end, good or bad."""
-        return self.status in ("finished", "diverged", "stopped")
+        """Whether the training came to an end, good or bad."""
+        return self.status not in FAILED
 
     def to_dict(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -68,11 +70,11 @@ class TrialRecord:
     @staticmethod
     def from_dict(key: str, values: Mapping[str, Any]) -> "TrialRecord":
         try:
-            fields = {"same": "", **values}
+            fields: dict[str, Any] = {"same": "", **values}
             trial = TrialRecord(fingerprint=fields.pop("same"), **fields)
         except TypeError as error:
             raise StorageError(
-                f"the record of {key} is not a trial's: {error}. Restore it from a copy."
+                f"the record of {key} is not that of a trial: {error}. Restore it from a copy."
             ) from error
         if trial.status not in STATUSES or trial.key != key:
             raise StorageError(

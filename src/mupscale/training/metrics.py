@@ -2,14 +2,13 @@
 on resume.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mupscale.errors import MissingExtraError, StorageError
-from mupscale.records import read_lines, write_whole
+from mupscale.errors import MissingExtraError
+from mupscale.records import json_line, read_lines, storage_error, write_rows
 
 
 class MetricsFile:
@@ -20,17 +19,15 @@ class MetricsFile:
         rows, torn = read_lines(path)
         kept = [row for row in rows if row["step"] <= step]
         if torn or len(kept) != len(rows) or not path.exists():
-            write_whole(path, "".join(_line(row) for row in kept).encode())
-        self._file = path.open("a", encoding="utf-8")
+            write_rows(path, kept)
+        self._file = path.open("ab")
 
     def append(self, row: Mapping[str, Any]) -> None:
         try:
-            self._file.write(_line(row))
+            self._file.write(json_line(row, f"{self.path}: a row"))
             self._file.flush()
         except OSError as error:
-            raise StorageError(
-                f"could not write {self.path}: {error.strerror or error}. Free some disk space."
-            ) from error
+            raise storage_error("write", self.path, error) from error
 
     def sync(self) -> None:
         """Flush to disk, before a checkpoint that relies on it."""
@@ -39,10 +36,6 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, allow_nan=False) + "\n"
 
 
 class Board:

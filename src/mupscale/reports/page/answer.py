@@ -17,6 +17,7 @@ from mupscale.reports.words import (
     power,
     with_interval,
 )
+from mupscale.studies.trials import FAILED
 
 Tone = Literal["still", "moves", "open"]
 _TONES: dict[Movement, tuple[Tone, str]] = {
@@ -58,7 +59,7 @@ def _nothing(data: PageData) -> str:
     ended = len(data.trials)
     if not ended:
         return "No trial has ended yet, so there is nothing to say. mupscale sweep runs the study."
-    failed = sum(1 for trial in data.trials if trial["status"] in ("failed", "oom", "timeout"))
+    failed = sum(1 for trial in data.trials if trial["status"] in FAILED)
     diverged = sum(1 for trial in data.trials if trial["status"] == "diverged")
     fix = (
         "Lower the rates"

@@ -15,6 +15,7 @@ from mupscale.reports.page.plotly_source import plotly_source
 from mupscale.reports.page.trials import trial_columns
 from mupscale.reports.style import COLOURS, mark_of
 from mupscale.reports.words import NAMES, SHORT
+from mupscale.studies.trials import FAILED
 
 _SCRIPTS = ("theme.js", "figures.js", "trials.js", "page.js")
 
@@ -93,7 +94,7 @@ def _policy(scripts: list[str]) -> str:
 def _counts(data: PageData) -> list[tuple[str, str]]:
     """The strip of figures at the top: what the answer rests on."""
     status = Counter(str(trial["status"]) for trial in data.trials)
-    failed = sum(status[one] for one in ("failed", "oom", "timeout"))
+    failed = sum(status[one] for one in FAILED)
     cells = data.analysis.cells
     seeds = {trial["seed"] for trial in data.trials}
     tokens = sum(trial.get("tokens") or 0 for trial in data.trials)
