@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from mupscale.cli import main
-from mupscale.training import toml
 from tests.recipes.made_calibrations import BOWLS, PROXY
 
 
@@ -16,7 +16,7 @@ def proxy(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "bowls", raising=False)
     monkeypatch.chdir(tmp_path)
-    Path("proxy.toml").write_text(toml.dumps(PROXY), encoding="utf-8")
+    Path("proxy.toml").write_text(tomli_w.dumps(PROXY), encoding="utf-8")
 
     def write(noise: float) -> str:
         Path("bowls.py").write_text(

@@ -4,13 +4,13 @@ import json
 import tomllib
 
 import pytest
+import tomli_w
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.reading import ROLES, Reading, TensorSpec
-from mupscale.training import toml
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
 SPECS = st.one_of(
@@ -46,7 +46,7 @@ def test_it_comes_back_from_json_and_toml(reading):
     values = reading.to_dict()
     assert Reading.from_dict(values) == reading
     assert Reading.from_dict(json.loads(json.dumps(values))) == reading
-    again = tomllib.loads(toml.dumps({"reading": values}))
+    again = tomllib.loads(tomli_w.dumps({"reading": values}))
     assert Reading.from_dict(again.get("reading", {})) == reading
 
 

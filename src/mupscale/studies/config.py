@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
+import tomli_w
+
 from mupscale.engines.attempts import check_limits
 from mupscale.errors import DimensionError, OptionError
 from mupscale.reading import Reading
 from mupscale.studies.commands import arguments
 from mupscale.studies.names import plain
 from mupscale.theory import read_rule
-from mupscale.training import RunConfig, lengths, settings, toml
+from mupscale.training import RunConfig, lengths, settings
 
 Method = Literal["adaptive", "grid", "random", "tpe"]
 PARAMETERS = ("lr", "weight_decay", "tau_epoch", "std")
@@ -179,7 +181,7 @@ class StudyConfig:
         return cast(dict[str, Any], _plain(values))
 
     def to_toml(self) -> str:
-        return toml.dumps(self.to_dict())
+        return tomli_w.dumps(self.to_dict())
 
     def identity(self) -> dict[str, Any]:
         """What makes it this study: everything except budgets, engine and storage, which may

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_type_hints
 
+import tomli_w
+
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import BatchRule, GPTConfig, configuration
 from mupscale.records import differences
 from mupscale.theory import DECAYS, RUNNABLE, Rule, optimizer_named, rule_named
-from mupscale.training import settings, toml
+from mupscale.training import settings
 
 Precision = Literal["float32", "bf16"]
 Shard = Literal["none", "ddp", "fsdp"]
@@ -108,7 +110,7 @@ class RunConfig:
         return _plain(dataclasses.asdict(self) | {"rule": self.rule.to_dict()})
 
     def to_toml(self) -> str:
-        return toml.dumps(self.to_dict())
+        return tomli_w.dumps(self.to_dict())
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "RunConfig":
