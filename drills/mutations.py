@@ -5,7 +5,7 @@ swaps an arithmetic operator, changes a number, drops a `not`, negates a conditi
 keyword argument or replaces a return value. It runs in a temporary copy, against tests/ROOM and the
 doctests of src/mupscale/ROOM. It is killed when a test fails or runs out of time.
 
-First each test file runs once with a profiler that records which functions each test calls, in
+First each test file runs once with a tracer that records which functions each test calls, in
 child processes too. A mutant then runs the tests that call its function, fastest first, followed by
 other tests of the same source file, up to `--seconds` of test time.
 
@@ -186,15 +186,15 @@ if "TRACE_FILE" in os.environ:
 
     def note(frame, event, argument):
         code = frame.f_code
-        if event == "call" and code.co_filename.startswith(package):
+        if code.co_filename.startswith(package):  # only calls: no local trace is returned
             test = os.environ.get("PYTEST_CURRENT_TEST", "")
             if (test, code) not in known:
                 known.add((test, code))
                 write(test=test, child=str(os.getpid()) != main, line=code.co_firstlineno,
                       file=code.co_filename[len(package):])
 
-    threading.setprofile(note)
-    sys.setprofile(note)
+    threading.settrace(note)
+    sys.settrace(note)
 
     def pytest_runtest_logreport(report):
         write(report=report.nodeid, seconds=report.duration, failed=report.failed)

@@ -404,7 +404,7 @@ MISTAKES = {
     "paper expected-norms --seed 99999999999999999999": "is out of range",
     "paper expected-norms --draws many": "many",
     "paper expected-norms --repetitions 1;2": "Write it like 1,2,4",
-    "paper expected-norms --repetitions 2,2": "holds one twice",
+    "paper expected-norms --repetitions 2,2": "has a duplicate",
 }
 
 

@@ -88,7 +88,7 @@ def test_findings_have_figure_table_and_claims(made):
     assert all(path.exists() for path in found.paths)
     assert {claim.experiment for claim in found.claims} == {"adam-epsilon"}
     verdicts = {claim.says: claim.verdict for claim in found.claims}
-    assert verdicts["in practice ε = 1e-12 avoids it"] == "agrees"
+    assert verdicts["In practice, ε = 1e-12 avoids the decay"] == "agrees"
     assert len(verdicts) == 6
 
 

@@ -152,5 +152,5 @@ def test_a_trainer_of_ones_own_is_not_reckoned():
             "trainer": {"function": "a:b"},
         }
     )
-    with pytest.raises(OptionError, match="a trainer of one's own"):
+    with pytest.raises(OptionError, match="the cost of a custom trainer is unknown"):
         study_cost(config, 1)

@@ -33,8 +33,7 @@ def test_every_study_would_run(scale, name):
         assert sum(line.startswith(f"{cell.name}: ") for line in lines) == 1
     if scale == "paper":
         assert (
-            "corpus: hf:Skylion007/openwebtext by hub:openai-community/gpt2, named and not opened"
-            in lines
+            "corpus: hf:Skylion007/openwebtext by hub:openai-community/gpt2 (not opened)" in lines
         )
 
 
@@ -69,7 +68,7 @@ def test_a_batch_that_ranks_cannot_share_is_an_error_that_names_the_cell():
     config = ablation()
     shared = dataclasses.replace(config, engine=dataclasses.replace(config.engine, ranks=2))
     with pytest.raises(
-        OptionError, match=r"cell mup\.kvr_12: a batch of 33 sequences .* 2 ranks in 11 slices"
+        OptionError, match=r"cell mup\.kvr_12: A batch of 33 sequences .* 2 ranks and 11 slices"
     ):
         list(validate(shared))
 

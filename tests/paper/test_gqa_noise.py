@@ -13,6 +13,7 @@ from mupscale.errors import OptionError
 from mupscale.paper import catalogue
 from mupscale.paper import gqa_noise as experiment
 from mupscale.paper.experiment import Running
+from mupscale.paper.few_steps import KV_HEADS, OverHeads
 from mupscale.studies import StudyConfig
 from mupscale.targets import Family
 
@@ -25,9 +26,10 @@ STUDY, PAPER = catalogue.load("gqa-noise", "cpu"), catalogue.load("gqa-noise", "
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Two r, three seeds, and a study of four rates whose runs are two steps long."""
-    tiny = experiment.NoiseSize(
-        Family("gpt:study,depth=1,width=48,head_dim=4"), (1, 2, 3), steps=1, batch=1, sequence=32
-    )
+    tiny = OverHeads(
+        Family("gpt:study,depth=1,width=48,head_dim=4"), (1, 2, 3), steps=1, sequence=32, std=0.1,
+        kv_heads=(12, 1),
+    )  # fmt: skip
     values = STUDY.to_dict()
     values |= {
         "seeds": [42, 43, 44],
@@ -43,7 +45,6 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gqa-noise")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "SIZES", {**experiment.SIZES, "cpu": tiny})
-        patch.setattr(experiment, "KV_HEADS", (12, 1))
         patch.setattr(catalogue, "load", lambda name, scale: study)
         yield folder, tiny, study
 
@@ -52,7 +53,7 @@ def made(tmp_path_factory):
 def halfway(made):
     """The updates alone."""
     folder, _, _ = made
-    experiment.run_updates("cpu", folder, engine=HERE)
+    experiment.run_updates("cpu", folder, Running(HERE))
     return experiment.EXPERIMENT.findings("cpu", folder)
 
 
@@ -113,7 +114,8 @@ def test_the_study_adds_optima_and_losses(made, whole):
 
 def test_at_r_1_both_rules_have_the_same_runs(made, whole):
     folder, _, _ = made
-    trained, remarks = experiment._trained(folder)
+    trained, runs, remarks = experiment._trained(folder)
+    assert runs == 48
     assert not remarks
     for quantity in {one.quantity for one in trained}:
         first, second = (one for one in trained if one.quantity == quantity)
@@ -191,5 +193,5 @@ def test_the_study_is_ten_seeds_of_both_rules_at_either_scale():
 
 def test_dry_run_says_every_model_of_the_papers_size():
     lines = list(experiment.EXPERIMENT.dry_run("paper"))
-    assert sum("width 576" in line for line in lines) == len(experiment.KV_HEADS)
+    assert sum("width 576" in line for line in lines) == len(KV_HEADS)
     assert any("gqa-mup.n_kv_heads-1" in line for line in lines)

@@ -4,12 +4,16 @@ says what they say.
 
 import dataclasses
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mupscale.analysis import families
+from mupscale.cli import main
 from mupscale.engines import Local
+from mupscale.engines.ledger import Ledger
 from mupscale.paper import EXPERIMENTS, experiment_named
 from mupscale.paper.experiment import Running, Scale
 from mupscale.paper.sweeps import Sweep
@@ -97,6 +101,31 @@ def test_a_recorded_run_comes_out_again(name: str, tmp_path: Path) -> None:
     assert len(losses) > len(trial.curve) / 3
     if not work.stop:
         assert again["loss"] == pytest.approx(trial.loss, abs=5e-3)
+
+
+def test_one_command_reads_and_analyses_the_study_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Records are read twice more: by the run, which finds nothing to do, before and after."""
+    shutil.copytree(RESULTS / "muon", tmp_path / "muon")
+    analyse, read = families.analyse, Ledger.read
+    analyses, reads = list[int](), list[Path]()
+
+    def counted_analyse(runs: Any, **options: Any) -> Any:
+        analyses.append(len(runs))
+        return analyse(runs, **options)
+
+    def counted_read(path: Path) -> Any:
+        reads.append(path)
+        return read(path)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mupscale.") and getattr(module, "analyse", None) is analyse:
+            monkeypatch.setattr(module, "analyse", counted_analyse)
+    monkeypatch.setattr(Ledger, "read", staticmethod(counted_read))
+    assert main(["paper", "muon", "--output", str(tmp_path / "muon"), "--workers", "0"]) == 0
+    assert analyses == [162]
+    assert len(reads) <= 3
 
 
 def test_the_table_of_claims_is_what_the_records_say() -> None:

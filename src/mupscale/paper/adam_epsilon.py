@@ -1,18 +1,18 @@
 """The paper's claim that Adam's updates decay with width unless ε does.
 
 On its first step Adam moves a weight by η·g/(|g| + ε), and gradients shrink like 1/n. With a fixed
-ε the update of a wide model is therefore smaller; with ε = ε0/n it is not; and with ε = 1e-12,
+ε, a wide model therefore gets a smaller update; with ε = ε0/n it does not; and with ε = 1e-12,
 which the paper advises, neither matters. Four coordinate checks over width: ε fixed or scaled,
-large or tiny. What is judged is the share of the update that ε leaves: ‖ΔW‖ over that of the same
-model, seed and batch with the tiny ε, so that all else cancels (without ε, updates of keys shrink a
-little with width too, which is no matter of ε; it is reported beside). Next to it theory's own
-curve, made from nothing but the gradient of the *base*: ‖g/(|g| + kε)‖/‖sign g‖, k being the width
-over the base's.
+large or tiny. The judged quantity is the share of the update that ε leaves: ‖ΔW‖ divided by ‖ΔW‖ of
+the same model, seed and batch with the tiny ε. Everything else cancels: without ε, updates of keys
+also shrink a little with width, for other reasons, and this is reported separately. Theory's curve
+uses only the gradient of the *base*, the narrowest model: ‖g/(|g| + kε)‖/‖sign g‖, where k is the
+width divided by the base's.
 
 Ours: the large ε. At the base width the median |g| is 5e-4 for queries and keys and 2e-3 to 6e-3
-for the other hidden matrices; 1e-3 lies between, so that the former are deep in ε's grip and the
-latter at its edge. Also ours: the rate, the number of steps, the data (Python's own library as
-bytes), heads of one size at every width.
+for the other hidden matrices. 1e-3 lies between: ε dominates the former and begins to matter for
+the latter. Also ours: the learning rate, the number of steps, the data (Python's standard library
+as bytes), heads of one size at every width.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,51 +25,43 @@ from torch import Tensor
 from mupscale import norms, reports
 from mupscale.analysis import Flatness, curve_slope, fit_slope, judge_flatness
 from mupscale.checks import CheckResult, Setup, coordinate_check
-from mupscale.checks.judging import NormTable
 from mupscale.checks.probe import cross_entropy_of
-from mupscale.checks.statistics import STATISTICS, by_step, geometric_mean
+from mupscale.checks.statistics import geometric_mean
 from mupscale.data import Batch
 from mupscale.engines import run_jobs
-from mupscale.paper.experiment import (
-    QUIETLY,
-    Claim,
-    Cost,
-    Experiment,
-    Findings,
-    Running,
-    Scale,
-    Verdict,
-)
+from mupscale.paper.claims import Claim, Verdict, decided
+from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
 from mupscale.paper.few_steps import (
     HIDDEN,
     RULE,
+    SLOPE_HEAD,
     STD,
+    TOLERANCE,
     OverWidth,
     Start,
-    estimated,
+    as_theory,
     geometric,
+    panel_line,
     recorded,
     recorded_check,
-    shape_of,
-    shapes,
+    relative_updates,
+    signed,
+    slope_cells,
 )
 from mupscale.reports.panels import Line, Panel, draw_panels
 from mupscale.targets import Family
+from mupscale.text import text_table
 from mupscale.theory import Rule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-RULES: Mapping[str, Rule] = {
-    "scaled": RULE,
-    "fixed": RULE.with_(eps="none"),
-}
+RULES: Mapping[str, Rule] = {"scaled": RULE, "fixed": RULE.with_(eps="none")}
 EPSILONS: Mapping[str, float] = {"large": 1e-3, "tiny": 1e-12}
-TOLERANCE, CONFIDENCE = 0.1, 0.95
 Key = tuple[str, str]
 CHECKS: Sequence[Key] = [(eps, rule) for eps in EPSILONS for rule in RULES]
 WITHOUT: Key = ("tiny", "scaled")
-"""As good as no ε at all: what the others are measured against."""
+"""As good as no ε at all: the reference for the others."""
 
 
 class EpsilonSize(OverWidth):
@@ -82,7 +74,7 @@ class EpsilonSize(OverWidth):
 
     @property
     def starts(self) -> int:
-        """Models, each with a seed: what one check has runs of."""
+        """Runs of one check: models times seeds."""
         return len(self.widths) * len(self.seeds)
 
     @property
@@ -96,19 +88,15 @@ SIZES: Mapping[Scale, EpsilonSize] = {
     ),
     # The widths of the paper's weight-decay table and one beyond, with its heads of 64.
     "paper": EpsilonSize(
-        Family("gpt:jwd-small,vocabulary=256,context=1024"),
-        (384, 768, 1024, 2048),
-        tuple(range(1, 11)),
-        5,
-        4,
-        1024,
+        Family("gpt:jwd-small,vocabulary=256,context=1024"), (384, 768, 1024, 2048),
+        tuple(range(1, 11)), steps=5, batch=4, sequence=1024,
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class GradientJob:
-    """A model whose gradient is looked at before its first step."""
+    """A model whose gradient is measured before its first step."""
 
     start: Start
     eps: float
@@ -117,46 +105,43 @@ class GradientJob:
 
 
 def look_at_gradients(job: GradientJob) -> dict[str, Any]:
-    """By role: the root mean square of the gradient, and how much of Adam's step is left as ε
-    outgrows it.
-    """
+    """By role: the gradient's root mean square, and the share of Adam's step that ε leaves."""
     model, made = job.start.made()
-    batch = Batch(
-        *(tokens.to(next(model.parameters()).device) for tokens in job.start.batches().at(0))
-    )
+    device = next(model.parameters()).device
+    batch = Batch(*(tokens.to(device) for tokens in job.start.batches().at(0)))
     cross_entropy_of(model, batch).backward()
     roles: dict[str, list[dict[str, Any]]] = {}
     for name, one in made.parameters.items():
         gradient = model.get_parameter(name).grad
         if one.role in HIDDEN and gradient is not None:
-            roles.setdefault(one.role, []).append(_seen(gradient, job.eps * one.eps, job.ratios))
+            layer = _of_layer(gradient, job.eps * one.eps, job.ratios)
+            roles.setdefault(one.role, []).append(layer)
     found = {role: _over_layers(layers) for role, layers in roles.items()}
     return {"width": job.start.width, "seed": job.start.seed, "roles": found}
 
 
-def _seen(gradient: Tensor, eps: float, ratios: Sequence[float]) -> dict[str, Any]:
+def _of_layer(gradient: Tensor, eps: float, ratios: Sequence[float]) -> dict[str, Any]:
     whole = _first_step(gradient, EPSILONS["tiny"])
     left = [_first_step(gradient, eps * ratio) / whole for ratio in ratios]
     return {"rms": float(gradient.square().mean().sqrt()), "left": left}
 
 
 def _first_step(gradient: Tensor, eps: float) -> float:
-    """‖g/(|g| + ε)‖: Adam's first step, whatever its β, at a rate of 1."""
+    """‖g/(|g| + ε)‖: Adam's first step at a learning rate of 1, for any β."""
     return float(norms.spectral_norm(gradient / (gradient.abs() + eps), "gram").value.sum())
 
 
 def _over_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    left = [
-        geometric_mean(column) for column in zip(*(layer["left"] for layer in layers), strict=True)
-    ]
+    columns = zip(*(layer["left"] for layer in layers), strict=True)
     rms = geometric_mean([layer["rms"] for layer in layers])
-    return {"rms": float(f"{rms:.5g}"), "left": [float(f"{value:.5g}") for value in left]}
+    left = [float(f"{geometric_mean(column):.5g}") for column in columns]
+    return {"rms": float(f"{rms:.5g}"), "left": left}
 
 
 @dataclass(frozen=True)
 class EpsilonRow:
-    """One line of the table: the slope over width of a gradient, of an update, or of the share that
-    ε leaves.
+    """A row of the table: the slope over width of a gradient, an update, or the share that ε
+    leaves.
     """
 
     quantity: str
@@ -169,7 +154,7 @@ class EpsilonRow:
     theory: float
     "The slope that theory's curve has on the same widths."
     rest: float
-    "The slope of the measured over that curve."
+    "The slope of the measured values divided by that curve."
     rest_low: float
     rest_high: float
     verdict: str
@@ -177,7 +162,7 @@ class EpsilonRow:
 
 
 class AdamEpsilon(Experiment):
-    """Coordinate checks over width with an ε that matters and with one that does not, scaled and
+    """Coordinate checks over width with an ε that matters and one that does not, scaled and
     fixed.
     """
 
@@ -186,15 +171,10 @@ class AdamEpsilon(Experiment):
     def cost(self, scale: Scale, workers: int) -> Cost:
         size = SIZES[scale]
         passes = len(size.seeds) * (len(CHECKS) * (size.steps + 1) + 1)
-        models = {shape_of(size.family, width=width): passes for width in size.widths}
-        return estimated(
-            models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers
-        )
+        return size.cost(dict.fromkeys(size.widths, passes), size.runs, workers)
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
-        """One check for each ε and rule, then the gradients; what is in the folder is not run
-        again.
-        """
+        """A check for each ε and rule, then the gradients; runs in the folder are not repeated."""
         size = SIZES[scale]
         for number, (eps, rule) in enumerate(CHECKS):
             coordinate_check(
@@ -206,22 +186,17 @@ class AdamEpsilon(Experiment):
                 setup=size.setup(eps),
                 engine=how.engine,
                 folder=folder / f"{eps}-{rule}",
-                report=lambda done, _, before=number * size.starts: how.report(
-                    before + done, size.runs
-                ),
+                report=how.after(number * size.starts, size.runs),
                 remark=how.remark,
             )
+        tokens = size.batch * size.sequence
         run_jobs(
             look_at_gradients,
             _gradient_jobs(size),
             ledger=folder / "gradients.jsonl",
-            about={
-                "family": repr(size.family),
-                "eps": EPSILONS["large"],
-                "tokens": size.batch * size.sequence,
-            },
+            about={"family": repr(size.family), "eps": EPSILONS["large"], "tokens": tokens},
             engine=how.engine,
-            report=lambda done, _: how.report(size.runs - size.starts + done, size.runs),
+            report=how.after(size.runs - size.starts, size.runs),
             remark=how.remark,
         )
 
@@ -233,39 +208,39 @@ class AdamEpsilon(Experiment):
         }
         gradients = _Gradients(recorded(folder / "gradients.jsonl", size.starts), size)
         rows = list(_rows(checks, gradients))
-        paths = [reports.save_csv([vars(row) for row in rows], folder / "slopes.csv")]
-        paths += reports.save_figure(
-            _figure(checks, gradients, size), folder / self.name, ("png", "svg")
-        )
-        return Findings(tuple(_table(rows)), tuple(_claims(rows, size)), tuple(paths))
+        figure = _figure(checks, gradients, size)
+        paths = [
+            reports.save_csv([vars(row) for row in rows], folder / "slopes.csv"),
+            *reports.save_figure(figure, folder / self.name, ("png", "svg")),
+        ]
+        cells = [(_NAMES[row.quantity], row.eps, row.rule, *slope_cells(row)) for row in rows]
+        head = ("slope over width of", "ε0", "ε", *SLOPE_HEAD)
+        table = text_table(head, cells, right=("slope", "theory"))
+        return Findings((table,), tuple(_claims(rows, size)), tuple(paths))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = SIZES[scale]
-        yield f"{self.name}: 4 checks (ε0 = {EPSILONS['large']:g} and {EPSILONS['tiny']:g}, ε ∝ 1/n and fixed) over"
-        yield from shapes(size.family, size.widths, RULES["scaled"])
-        yield (
-            f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} "
-            "tokens, base rate "
-            f"{size.setup('large').lr:.3g}, std {size.setup('large').std:g}: {size.runs} runs"
-        )
+        values = " and ".join(f"{eps:g}" for eps in EPSILONS.values())
+        yield f"{self.name}: 4 checks (ε0 = {values}, ε ∝ 1/n and fixed) over"
+        setup = size.setup("large")
+        more = f"base learning rate {setup.lr:.3g}, std {setup.std:g}"
+        yield from size.described(more, size.runs)
 
 
 EXPERIMENT = AdamEpsilon()
 
 
 def _gradient_jobs(size: EpsilonSize) -> dict[str, GradientJob]:
-    ratios = tuple(width / min(size.widths) for width in size.widths)
+    eps, ratios = EPSILONS["large"], tuple(width / min(size.widths) for width in size.widths)
     return {
-        f"width={width} seed={seed}": GradientJob(
-            size.start(width, seed), EPSILONS["large"], ratios
-        )
+        f"width={width} seed={seed}": GradientJob(size.start(width, seed), eps, ratios)
         for width in size.widths
         for seed in size.seeds
     }
 
 
 class _Gradients:
-    """What was seen of gradients, by seed and width."""
+    """What was measured of gradients, by seed and width."""
 
     def __init__(self, results: Mapping[str, Any], size: EpsilonSize) -> None:
         self.widths, self.seeds = size.widths, size.seeds
@@ -278,53 +253,32 @@ class _Gradients:
         ]
 
     def left(self, role: str) -> list[list[float]]:
-        """By seed, what theory says of a fixed ε over the widths, from the gradient at the base
-        alone.
-        """
+        """By seed, theory's share for a fixed ε over the widths, from the base's gradient alone."""
         return [self._of[seed, min(self.widths)][role]["left"] for seed in self.seeds]
 
 
 def _rows(checks: Mapping[Key, CheckResult], gradients: _Gradients) -> Iterator[EpsilonRow]:
-    """Intervals of all hidden roles hold together."""
+    """The intervals of all hidden roles hold simultaneously."""
     widths = gradients.widths
     falling = [[min(widths) / width for width in widths]] * len(gradients.seeds)
     for role in HIDDEN:
         yield _row("gradient", ("", ""), role, widths, gradients.rms(role), falling)
     for key in CHECKS:
         for role in HIDDEN:
-            yield _row(
-                "update",
-                key,
-                role,
-                widths,
-                _updates(checks[key], role),
-                _foretold(key, role, gradients),
-            )
+            updates, theory = relative_updates(checks[key], role), _predicted(key, role, gradients)
+            yield _row("update", key, role, widths, updates, theory)
     for key in (key for key in CHECKS if key != WITHOUT):
         for role in HIDDEN:
-            yield _row(
-                "share",
-                key,
-                role,
-                widths,
-                _shares(checks, key, role),
-                _foretold(key, role, gradients),
-            )
-
-
-def _updates(check: CheckResult, role: str) -> list[list[float]]:
-    """‖ΔW‖/‖W0‖, the mean over layers and steps, by seed over the widths."""
-    return NormTable(check.runs, "width").means(
-        lambda run: by_step(run, STATISTICS["update"], role)
-    )
+            shares, theory = _shares(checks, key, role), _predicted(key, role, gradients)
+            yield _row("share", key, role, widths, shares, theory)
 
 
 def _shares(checks: Mapping[Key, CheckResult], key: Key, role: str) -> list[list[float]]:
-    """What ε leaves of the update, by seed over the widths."""
-    return _over(_updates(checks[key], role), _updates(checks[WITHOUT], role))
+    """The share of the update that ε leaves, by seed over the widths."""
+    return _over(relative_updates(checks[key], role), relative_updates(checks[WITHOUT], role))
 
 
-def _foretold(key: Key, role: str, gradients: _Gradients) -> list[list[float]]:
+def _predicted(key: Key, role: str, gradients: _Gradients) -> list[list[float]]:
     """Theory's curve of that share for each seed."""
     left, widths = gradients.left(role), gradients.widths
     if key[0] == "tiny":
@@ -348,21 +302,10 @@ def _row(
 
 def _judged(widths: Sequence[int], values: Sequence[Sequence[float]]) -> Flatness:
     slope = fit_slope(widths, values)
-    return judge_flatness(
-        slope, tolerance=TOLERANCE, confidence=CONFIDENCE, comparisons=len(HIDDEN)
-    )
+    return judge_flatness(slope, tolerance=TOLERANCE, confidence=0.95, comparisons=len(HIDDEN))
 
 
 _NAMES = {"gradient": "gradient (RMS)", "update": "‖ΔW‖/‖W0‖", "share": "share that ε leaves"}
-
-
-def _table(rows: Sequence[EpsilonRow]) -> Iterator[str]:
-    yield f"{'slope over width of':<21}{'ε0':<7}{'ε':<8}{'role':<18}{'slope':>7}  {'interval':<17}{'theory':>7}  agree?"
-    for row in rows:
-        numbers = (
-            f"{row.slope:>+7.2f}  {f'[{row.low:+.2f}, {row.high:+.2f}]':<17}{row.theory:>+7.2f}"
-        )
-        yield f"{_NAMES[row.quantity]:<21}{row.eps:<7}{row.rule:<8}{row.role:<18}{numbers}  {row.verdict}"
 
 
 def _claims(rows: Sequence[EpsilonRow], size: EpsilonSize) -> Iterator[Claim]:
@@ -372,25 +315,23 @@ def _claims(rows: Sequence[EpsilonRow], size: EpsilonSize) -> Iterator[Claim]:
     fixed, scaled = chosen("share", "large", "fixed"), chosen("share", "large", "scaled")
     tiny, gradient = chosen("share", "tiny", "fixed"), chosen("gradient", "", "")
     bare = chosen("update", *WITHOUT)
-    foretold = " to ".join(f"{end(row.theory for row in fixed):+.2f}" for end in (min, max))
+    ends = " to ".join(f"{end(row.theory for row in fixed):+.2f}" for end in (min, max))
     pair = 2 * size.starts
     found: list[tuple[str, str, int, Verdict | Literal["ours"]]] = [
         ("Adam's updates decay with width if ε is fixed",
-         f"ε0 = {EPSILONS['large']:g}: the share of the update that ε leaves has a slope over "
-         f"width of {_range(fixed)}",
-         pair, _falls(fixed)),
-        ("they decay as g/(|g| + nε) does, with g of size 1",
-         f"that slope beyond theory's own ({foretold}, from the base's gradient): "
-         f"{_range(fixed, rest=True)}",
-         pair + size.starts, _flat(fixed)),
-        ("they do not decay if ε ∝ 1/n", "the same share with ε ∝ 1/n: "
-                                         f"{_range(scaled)}", pair, _flat(scaled)),
-        ("in practice ε = 1e-12 avoids it", "the same share with ε = 1e-12, fixed: "
-                                            f"{_range(tiny)}", pair, _flat(tiny)),
-        ("gradients shrink like 1/n", "slope of the gradient's root mean square: "
-                                      f"{_range(gradient)}",
-         size.starts, _flat(gradient)),
-        ("With no ε to speak of, does the update itself hold over width, ‖ΔW‖/‖W0‖?",
+         f"ε0 = {EPSILONS['large']:g}: slope over width of the share of the update that ε leaves: "
+         f"{_range(fixed)}", pair, _falls(fixed)),
+        ("They decay as g/(|g| + nε) does, with g of size 1",
+         f"that slope minus theory's ({ends}, from the base's gradient): "
+         f"{_range(fixed, rest=True)}", pair + size.starts, as_theory(fixed)),
+        ("They do not decay if ε ∝ 1/n",
+         f"the same share with ε ∝ 1/n: {_range(scaled)}", pair, as_theory(scaled)),
+        ("In practice, ε = 1e-12 avoids the decay",
+         f"the same share with ε = 1e-12, fixed: {_range(tiny)}", pair, as_theory(tiny)),
+        ("Gradients shrink like 1/n",
+         f"slope of the gradient's root mean square: {_range(gradient)}",
+         size.starts, as_theory(gradient)),
+        ("With a negligible ε, is the update ‖ΔW‖/‖W0‖ the same at every width?",
          f"its slope with ε = 1e-12: {_range(bare)}", size.starts, "ours"),
     ]  # fmt: skip
     return (Claim("adam-epsilon", *one) for one in found)
@@ -398,36 +339,23 @@ def _claims(rows: Sequence[EpsilonRow], size: EpsilonSize) -> Iterator[Claim]:
 
 def _range(rows: Sequence[EpsilonRow], *, rest: bool = False) -> str:
     """The extreme roles, each with its interval."""
-    found = [
-        (row.rest, row.rest_low, row.rest_high) if rest else (row.slope, row.low, row.high)
+    found = sorted(
+        (row.rest, row.rest_low, row.rest_high, row.role)
+        if rest
+        else (row.slope, row.low, row.high, row.role)
         for row in rows
-    ]
-    named = sorted(zip(found, (row.role for row in rows), strict=True))
+    )
     return " to ".join(
-        f"{v:+z.2f} [{low:+z.2f}, {high:+z.2f}] ({role})"
-        for (v, low, high), role in (named[0], named[-1])
+        f"{signed(*(round(number, 2) + 0.0 for number in numbers))} ({role})"  # no -0.00
+        for *numbers, role in (found[0], found[-1])
     )
 
 
 def _falls(rows: Sequence[EpsilonRow]) -> Verdict:
-    """All slopes below the tolerance, or one that is not."""
-    if all(row.high < -TOLERANCE for row in rows):
-        return "agrees"
-    return (
-        "disagrees"
-        if any(row.low > -TOLERANCE for row in rows)
-        else "cannot be decided at this scale"
+    """Agrees if all slopes are below the tolerance, disagrees if one is above."""
+    return decided(
+        all(row.high < -TOLERANCE for row in rows), any(row.low > -TOLERANCE for row in rows)
     )
-
-
-def _flat(rows: Sequence[EpsilonRow]) -> Verdict:
-    """What is left of the slopes once theory's is taken out: all within the tolerance, or one that
-    is not.
-    """
-    verdicts = {row.verdict for row in rows}
-    if verdicts == {"pass"}:
-        return "agrees"
-    return "disagrees" if "fail" in verdicts else "cannot be decided at this scale"
 
 
 _LABELS: Mapping[Key, str] = {
@@ -440,30 +368,19 @@ _LABELS: Mapping[Key, str] = {
 def _figure(
     checks: Mapping[Key, CheckResult], gradients: _Gradients, size: EpsilonSize
 ) -> "Figure":
-    panels = [
-        Panel(role.replace("_", " "), [_curve(key, checks, role, gradients) for key in _LABELS])
-        for role in HIDDEN
-    ]
+    def curve(key: Key, role: str) -> Line:
+        found, theory = (
+            [geometric(column) for column in zip(*values, strict=True)]
+            for values in (_shares(checks, key, role), _predicted(key, role, gradients))
+        )
+        return panel_line(_LABELS[key], size.widths, found, [one.value for one in theory])
+
+    panels = {role.replace("_", " "): [curve(key, role) for key in _LABELS] for role in HIDDEN}
     return draw_panels(
-        panels,
+        [Panel(title, curves) for title, curves in panels.items()],
         x_label="width n",
+        log_x=True,
         y_label="‖ΔW‖ over that without ε",
         title=f"What ε leaves of Adam's updates ({len(size.seeds)} seeds, bands: 95 % intervals)",
         theory="theory, from the gradient\nat the base alone",
-        log_x=True,
-    )
-
-
-def _curve(key: Key, checks: Mapping[Key, CheckResult], role: str, gradients: _Gradients) -> Line:
-    found = [geometric(column) for column in zip(*_shares(checks, key, role), strict=True)]
-    foretold = [
-        geometric(column).value for column in zip(*_foretold(key, role, gradients), strict=True)
-    ]
-    return Line(
-        _LABELS[key],
-        gradients.widths,
-        [one.value for one in found],
-        [one.low for one in found],
-        [one.high for one in found],
-        foretold,
     )

@@ -1,6 +1,6 @@
-"""Experiments that are studies: one TOML file each, for each scale.
+"""Experiments that are studies: one TOML file for each experiment and scale.
 
-What lies in `open.toml` of a scale is shared by its studies, and their own settings go before it.
+All studies of a scale share its `open.toml`; their own settings take precedence.
 """
 
 import math
@@ -20,7 +20,7 @@ _SHARED = "open.toml"
 
 
 def studies_of(scale: Scale) -> list[str]:
-    """Names of the studies that there are at this scale."""
+    """Names of the studies of this scale."""
     names = (file.name for file in _folder(scale).iterdir())
     return sorted(
         name.removesuffix(".toml") for name in names if name.endswith(".toml") and name != _SHARED
@@ -42,13 +42,13 @@ def load(name: str, scale: Scale) -> StudyConfig:
 
 
 def middle_run(config: StudyConfig, cell: Cell) -> RunConfig:
-    """A run of a cell, from the middle of its space: what all its runs have in common."""
+    """A run of a cell, from the middle of its space. The settings outside the space are shared."""
     middle = {name: math.sqrt(low * high) for name, (low, high) in cell.space.items()}
     return config.run_config(cell, middle, config.seeds[0])
 
 
 def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables with others put over them, setting by setting.
+    """Merge two tables, setting by setting; `above` wins.
 
     >>> over({"length": {"floor": 0.1, "batch": 8}}, {"length": {"batch": 16}, "name": "a"})
     {'length': {'floor': 0.1, 'batch': 16}, 'name': 'a'}

@@ -1,8 +1,8 @@
-"""The paper's two tables of models, computed, beside what it prints; and the batch rule of its
-text, which is another.
+"""The paper's two tables of models, computed and compared with the print; and the batch rule of its
+text, which differs.
 
-The printed rows are data here, every column of them. The computed ones follow from shape and tokens
-a parameter.
+The printed rows are data here, in every column. The computed ones follow from the shape and the
+tokens per parameter.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from mupscale import reports
 from mupscale.models import BATCH_CONSTANTS, BatchRule, table_row
-from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale
+from mupscale.paper.claims import Claim
+from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
 from mupscale.text import text_table
 
 COLUMNS = (
-    "params (M)", "non-embd (M)", "width", "depth", "heads", "head size", "KV heads", "KV "
-                                                                                      "reps", "TPP", "tokens",
-    "sequences", "batch (tokens)", "batch (sequences)", "iterations",
+    "params (M)", "non-embd (M)", "width", "depth", "heads", "head size", "KV heads", "KV reps",
+    "TPP", "tokens", "sequences", "batch (tokens)", "batch (sequences)", "iterations",
 )  # fmt: skip
 PRINTED: Mapping[str, tuple[float, ...]] = {
     "kvr_1": (125.55, 80.62, 768, 7, 12, 64, 1, 12, 10, 806200000, 98413, 262144, 32, 3075),
@@ -30,9 +30,7 @@ PRINTED: Mapping[str, tuple[float, ...]] = {
     "jwd-medium": (125.96, 81.07, 768, 6, 12, 64, 12, 1, 3, 243210000, 29689, 147456, 18, 1649),
     "jwd-large": (237.17, 177.31, 1024, 10, 16, 64, 16, 1, 3, 531930000, 64933, 212992, 26, 2497),
 }
-"""As the paper prints them (its kvr_t_1 is our kvr_1). Parameters are in millions, the rest are
-whole numbers.
-"""
+"""As the paper prints them (its kvr_t_1 is our kvr_1). Parameters are in millions."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,10 @@ def cells_of(name: str, rule: BatchRule = "table") -> list[ConfigurationCell]:
     row = table_row(name, rule)
     budget = row.budget
     computed = (
-        row.total_parameters / 1e6, row.non_embedding_parameters / 1e6, row.width, row.depth, row.n_heads,
-        row.head_dim, row.n_kv_heads, row.repetitions, row.tokens_per_parameter, budget.tokens, budget.sequences,
-        budget.batch_tokens, budget.batch_sequences, budget.iterations,
+        row.total_parameters / 1e6, row.non_embedding_parameters / 1e6, row.width, row.depth,
+        row.n_heads, row.head_dim, row.n_kv_heads, row.repetitions, row.tokens_per_parameter,
+        budget.tokens, budget.sequences, budget.batch_tokens, budget.batch_sequences,
+        budget.iterations,
     )  # fmt: skip
     rows = zip(COLUMNS, PRINTED[name], computed, strict=True)
     return [
@@ -74,20 +73,24 @@ def _shown(column: str, value: float) -> str:
     return f"{value:.2f}" if column.endswith("(M)") else f"{value:.0f}"
 
 
-def as_lines(names: Mapping[str, object] = PRINTED) -> Iterator[str]:
-    """The rows as computed, with what is not as printed behind them."""
-    rows: list[list[str]] = []
-    for name in names:
-        cells = cells_of(name)
-        wrong = [f"{cell.column}: {cell.printed} printed" for cell in cells if not cell.equal]
-        rows.append(
-            [
-                name,
-                *(cell.computed for cell in cells),
-                "; ".join(wrong) or "equal to the printed digit",
-            ]
-        )
-    yield from text_table(["", *COLUMNS, ""], rows).splitlines()
+_SHAPE = 8
+"""Columns that describe the shape; the others describe the budget."""
+
+
+def as_lines() -> Iterator[str]:
+    """The rows as computed, in two tables, with every difference from the print."""
+    rows = {name: cells_of(name) for name in PRINTED}
+    shapes = [[name, *(cell.computed for cell in row[:_SHAPE])] for name, row in rows.items()]
+    budgets: list[list[str]] = []
+    for name, row in rows.items():
+        wrong = [f"{cell.column}: {cell.printed} printed" for cell in row if not cell.equal]
+        computed = (cell.computed for cell in row[_SHAPE:])
+        budgets.append([name, *computed, "; ".join(wrong) or "equal"])
+    head = ["", *COLUMNS[:_SHAPE]]
+    yield from text_table(head, shapes, right=COLUMNS).splitlines()
+    yield ""
+    head = ["", *COLUMNS[_SHAPE:], "as printed?"]
+    yield from text_table(head, budgets, right=COLUMNS).splitlines()
 
 
 def claims() -> list[Claim]:
@@ -95,37 +98,28 @@ def claims() -> list[Claim]:
     cells = [cell for name in PRINTED for cell in cells_of(name)]
     wrong = [cell for cell in cells if not cell.equal]
     rows = len(PRINTED) - len({cell.model for cell in wrong})
-    seen = f"{rows} of {len(PRINTED)} rows, {len(cells) - len(wrong)} of {len(cells)} cells equal to the printed digit"
     tables = Claim(
         experiment=Configurations.name,
-        says="the two tables of models: parameters, tokens, batch and iterations of nine models",
-        seen=f"{seen}, with a batch of {BATCH_CONSTANTS['table']:g}·√tokens rounded up",
+        says="The two tables of models: parameters, tokens, batch and iterations of nine models",
+        seen=f"{rows} of {len(PRINTED)} rows, {len(cells) - len(wrong)} of {len(cells)} cells "
+        "equal to the printed digit, with a batch of "
+        f"{BATCH_CONSTANTS['table']:g}·√tokens, rounded up",
         runs=0,
         verdict="disagrees" if wrong else "agrees",
     )
-    return [tables, _batch_claim()]
-
-
-def _batch_claim() -> Claim:
-    by_text = [
-        cell
-        for name in PRINTED
-        for cell in cells_of(name, "printed")
-        if cell.column == "batch (sequences)"
-    ]
-    equal = sum(cell.equal for cell in by_text)
-    ratios = [int(cell.computed) / int(cell.printed) for cell in by_text]
-    return Claim(
+    by_text = [cell for name in PRINTED for cell in cells_of(name, "printed")]
+    batches = [cell for cell in by_text if cell.column == "batch (sequences)"]
+    equal = sum(cell.equal for cell in batches)
+    ratios = [int(cell.computed) / int(cell.printed) for cell in batches]
+    text = Claim(
         experiment=Configurations.name,
-        says=f"batch: {BATCH_CONSTANTS['printed']}·√tokens sequences of 8192",
-        seen=(
-            f"gives {equal} of the {len(by_text)} batches that the paper's own tables print: "
-            f"{min(ratios):.2f} to "
-            f"{max(ratios):.2f} of them, rounded up"
-        ),
+        says=f"The batch is {BATCH_CONSTANTS['printed']}·√tokens sequences of 8192",
+        seen=f"gives {equal} of the {len(batches)} batches that the paper's own tables print: "
+        f"{min(ratios):.2f} to {max(ratios):.2f} of them, rounded up",
         runs=0,
-        verdict="agrees" if equal == len(by_text) else "disagrees",
+        verdict="agrees" if equal == len(batches) else "disagrees",
     )
+    return [tables, text]
 
 
 class Configurations(Experiment):
@@ -137,9 +131,7 @@ class Configurations(Experiment):
         return None
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
-        """There is nothing to carry out: a row takes milliseconds, and is computed when it is asked
-        for.
-        """
+        """Nothing to run: a row takes milliseconds, and is computed when needed."""
         how.report(len(PRINTED), len(PRINTED))
 
     def findings(self, scale: Scale, folder: Path) -> Findings:

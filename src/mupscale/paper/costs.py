@@ -1,10 +1,10 @@
 """What a study will cost: runs, tokens, and hours on this machine.
 
-A small model is timed: a few real steps, forward, backward and optimizer, on one thread, as a
-worker has it. A large one is reckoned from its operations and the measured speed of a matrix
-product. Nothing here takes longer than seconds. On a CPU, time is the processor's, as if nothing
-else ran, and all is done in float32: bfloat16 is slower on most, and on some a product of it kills
-the process. So Muon, which needs it, is timed in a process of its own.
+Small models are timed: a few real steps (forward, backward and optimizer) on one thread, like a
+worker. Large ones are estimated from their operations and the measured speed of a matrix product.
+Nothing here takes longer than seconds. On a CPU the clock is processor time, so that other programs
+do not count, and everything is float32: bfloat16 is slower on most CPUs, and on some a bfloat16
+product kills the process. So Muon, which needs it, is timed in a process of its own.
 """
 
 import math
@@ -33,43 +33,40 @@ TIMED_PARAMETERS = 5_000_000
 """Models up to this size are timed."""
 
 _SHAPES = 4
-"""So many are timed; those between are interpolated by their operations."""
+"""Number of shapes to time; the others are interpolated by their operations."""
 
 _SECONDS = 0.5
-"""For the steps of one shape."""
+"""Time for the steps of one shape."""
 
 _OPERATIONS = 1e10
-"""Of a step that is timed: of a larger batch a part is taken. About a tenth of a second on one
-core.
-"""
+"""Of a timed step, about a tenth of a second on one core. Of a larger batch, only a part runs."""
 
 UTILISATION: Mapping[str, float] = {"cpu": 0.8, "cuda": 0.4}
-"""Share of a matrix product's speed that training large models reaches. For a CPU as measured at
-width 768 (results/benchmarks/throughput.txt); for a GPU what large runs report, not measured
-here."""
+"""Share of a matrix product's speed that training large models reaches. CPU: measured at width 768
+(results/benchmarks/throughput.txt). GPU: as large runs report, not measured here."""
 
 _CLOCKS = {"cpu": time.process_time, "cuda": time.perf_counter}
 
 _ADAPTIVE_RUNS, _ADAPTIVE_FURTHER, _BRACKET = 9.8, 0.9, 3
-"""Full runs of an adaptive search to ± 0.25 with one proposal at a time, how many more for each
-further one at once (results/benchmarks/search_cost.txt), and those of them that only find the
-neighbourhood."""
+"""Full runs of an adaptive search to ± 0.25 with one proposal at a time, the extra runs for each
+further simultaneous proposal (results/benchmarks/search_cost.txt), and how many of them only find
+the neighbourhood of the optimum."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """The runs of a cell: all alike but for rate and seed."""
+    """The runs of a cell, which differ only in learning rate and seed."""
 
     runs: int
     config: RunConfig
     lengths: Lengths
     operations: float
-    "Of a step."
+    "Per step."
     is_small: bool
 
     @property
     def steps(self) -> float:
-        """With evaluations, which are forward passes, counted as shares of a step."""
+        """Steps, with evaluations counted as shares of a step (they are forward passes)."""
         every, rows = self.config.record.eval_every, min(self.lengths.batch, 16)
         evaluations = 1 + (0 if every is None else self.lengths.steps // every)
         share = self.config.record.eval_batches * rows / self.lengths.batch / 3
@@ -77,9 +74,7 @@ class Work:
 
 
 def study_cost(config: StudyConfig, workers: int) -> Cost:
-    """Runs and tokens of a study of the reference model, and its hours with so many workers of one
-    thread each.
-    """
+    """Of a study of the reference model, with this number of workers of one thread each."""
     work = study_work(config)
     runs = sum(one.runs for one in work)
     seconds = sum(
@@ -93,8 +88,7 @@ def study_work(config: StudyConfig) -> list[Work]:
     """Every cell with its runs."""
     if config.trainer is not None:
         raise OptionError(
-            f"{config.name}: what a trainer of one's own costs is not known here. Leave [trainer] "
-            "out."
+            f"{config.name}: the cost of a custom trainer is unknown. Remove [trainer]."
         )
     return [_work(config, cell) for cell in config.cells()]
 
@@ -108,9 +102,7 @@ def _work(config: StudyConfig, cell: Cell) -> Work:
 
 
 def _runs(config: StudyConfig, cell: Cell, tokens: int) -> int:
-    """By the search and its budgets; an adaptive search ends by itself, so what it takes is an
-    estimate.
-    """
+    """From the search and its budgets; estimated for an adaptive search, which stops by itself."""
     search, budgets = config.search, list[float]()
     if search.trials is not None:
         budgets.append(search.trials)
@@ -124,7 +116,7 @@ def _runs(config: StudyConfig, cell: Cell, tokens: int) -> int:
 
 
 def adaptive_runs(config: StudyConfig) -> int:
-    """Full runs that a cell takes to its tolerance: as replayed at ± 0.25, and 1/tolerance² beyond
+    """Full runs until a cell reaches its tolerance: as replayed at ± 0.25, and ∝ 1/tolerance² after
     the bracket.
     """
     at_once = config.search.at_once or max(1, round(IN_FLIGHT / len(config.cells())))
@@ -133,11 +125,11 @@ def adaptive_runs(config: StudyConfig) -> int:
 
 
 def training_operations(model: GPTConfig, sequence: int, tokens: float) -> float:
-    """Forward and backward: 6 for each parameter that multiplies, and causal attention, for so many
-    tokens.
+    """Forward and backward over these tokens: 6 per multiplying parameter, and causal attention.
 
     >>> model = GPTConfig(width=64, depth=1, n_heads=4, vocabulary=256, context=32)
-    >>> training_operations(model, sequence=32, tokens=1) == 6 * (12 * 64**2 + 64 * 256 + 3 * 64) + 6 * 64 * 32
+    >>> parameters, attention = 12 * 64**2 + 64 * 256 + 3 * 64, 64 * 32
+    >>> training_operations(model, sequence=32, tokens=1) == 6 * (parameters + attention)
     True
     """
     attention = 6 * model.depth * model.n_heads * model.head_size * sequence
@@ -161,14 +153,14 @@ def step_seconds(work: Sequence[Work]) -> list[float]:
 
 
 def _spread(work: Sequence[Work]) -> list[Work]:
-    """At most so many of different size, from the least to the largest."""
+    """At most _SHAPES of them, of different size, from the smallest to the largest."""
     by_size = sorted({one.operations: one for one in work}.items())
     chosen = np.linspace(0, len(by_size) - 1, min(_SHAPES, len(by_size))).round().astype(int)
     return [by_size[number][1] for number in chosen]
 
 
 def interpolated(timed: Mapping[float, float], operations: float) -> float:
-    """Between the sizes that were timed, on logarithmic scales.
+    """Between the timed sizes, on logarithmic scales.
 
     >>> round(interpolated({1e6: 0.001, 1e8: 0.01}, 1e7), 6)
     0.003162
@@ -188,9 +180,7 @@ def _timed(work: Work) -> float:
 
 
 def timed_step(work: Work) -> float:
-    """Seconds of a real step, the median of a few; of a large batch a part is run, and counts for
-    the whole.
-    """
+    """Median seconds of a few real steps. Of a large batch a part runs, and is scaled up."""
     config, batch = work.config, work.lengths.batch
     part = max(1, min(batch, int(batch * _OPERATIONS / work.operations)))
     device, kind = _place(config)
@@ -214,14 +204,14 @@ def timed_step(work: Work) -> float:
 
 
 def _place(config: RunConfig) -> tuple[str, torch.dtype]:
-    """Device, and what it computes in."""
+    """Device type and dtype."""
     device = device_named(config.machine.device).type
     halved = config.machine.precision == "bf16" and device != "cpu"
     return device, torch.bfloat16 if halved else torch.float32
 
 
 def _product_rate(device: str, kind: torch.dtype) -> float:
-    """Operations a second of a matrix product, the best of a few."""
+    """Operations per second of a matrix product, the best of a few."""
     size = 1024 if device == "cpu" else 8192
     A = torch.randn(size, size, device=device, dtype=kind)
     clock, taken = _CLOCKS[device], list[float]()
@@ -234,7 +224,7 @@ def _product_rate(device: str, kind: torch.dtype) -> float:
 
 @contextmanager
 def _one_thread() -> Generator[None]:
-    """As a worker has it."""
+    """Like a worker."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

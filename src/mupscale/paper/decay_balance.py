@@ -1,21 +1,20 @@
-"""The paper's claim on mis-scaled decay: λ ∝ n^(1+δ) swamps learning, λ ∝ n^(1−δ) vanishes beside
-it.
+"""The paper's claim on mis-scaled decay: λ ∝ n^(1+δ) swamps learning, λ ∝ n^(1−δ) vanishes.
 
-AdamW as torch has it moves a matrix by W ← (1 − ηλ)W − ηr̂. The balance of decay and learning is b
-= λ‖W‖/‖r̂‖, in spectral norms; the rate cancels. Under μP ‖W‖ stays and ‖r̂‖ ∝ n, so that b ∝ n^δ:
-a slope of δ over the width. It is measured in real training of the reference model under
+PyTorch's AdamW moves a matrix by W ← (1 − ηλ)W − ηr̂. The balance of decay and learning is
+b = λ‖W‖/‖r̂‖, in spectral norms; the learning rate cancels. Under μP ‖W‖ stays and ‖r̂‖ ∝ n, so that
+b ∝ n^δ: a slope of δ over the width. It is measured while the reference model trains under
 `complete-p`, whose λ ∝ n is multiplied by (n/n_base)^δ.
 
 After T steps W_T = D·W_0 + learned, exactly, with D = Π(1 − ηλ). For δ > 0 the paper also lowers
-the rate, η ∝ n^(−1−δ), so that the decay itself keeps its size: "learning vanishes" is about that.
+the learning rate, η ∝ n^(−1−δ), so that ηλ stays the same: "learning vanishes" is about that case.
 Both are run.
 
-Ours: the base's rate and decay, chosen so that a few steps show something, the number of steps, the
-data (Python's own library as bytes), no warmup.
+Ours: the base's learning rate and decay, chosen so that a few steps show an effect, the number of
+steps, the data (Python's standard library as bytes), no warmup.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -29,44 +28,38 @@ from mupscale.checks.statistics import geometric_mean
 from mupscale.data import Batch
 from mupscale.engines import run_jobs
 from mupscale.errors import NonFiniteError
-from mupscale.paper.experiment import (
-    QUIETLY,
-    Claim,
-    Cost,
-    Experiment,
-    Findings,
-    Running,
-    Scale,
-    Verdict,
-)
+from mupscale.paper.claims import Claim, Verdict, decided
+from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
 from mupscale.paper.few_steps import (
     HIDDEN,
-    RULE,
+    SLOPE_HEAD,
     STD,
+    TOLERANCE,
     OverWidth,
     Start,
-    estimated,
+    as_theory,
     geometric,
+    panel_line,
     recorded,
-    shape_of,
-    shapes,
+    signed,
+    slope_cells,
 )
 from mupscale.planning import Plan
 from mupscale.reports.panels import Line, Panel, draw_panels
 from mupscale.targets import Family
+from mupscale.text import text_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DELTAS = (-1.0, -0.5, 0.0, 0.5, 1.0)
-TOLERANCE = 0.1
 RATE, DECAY = 2**-8, 1.0
 
 
 @dataclass(frozen=True)
 class Error:
-    """How decay is mis-scaled: by n^δ, and whether the rate is lowered by as much, as the paper
-    does for δ > 0.
+    """How decay is mis-scaled: by n^δ. `matched`: the learning rate is lowered by as much, as the
+    paper does for δ > 0.
     """
 
     delta: float
@@ -78,7 +71,7 @@ class Error:
         return f"δ = {delta}" + (", η lowered" if self.matched else "")
 
     def decay(self, ratio: float) -> float:
-        """Factor on the decay that the rule prescribes, for a width so many times the base's."""
+        """Factor on the decay that the rule prescribes, at this ratio of width to base width."""
         return ratio**self.delta
 
     def rate(self, ratio: float) -> float:
@@ -107,14 +100,10 @@ SIZES: Mapping[Scale, BalanceSize] = {
     ),
     # The widths of the paper's weight-decay table and one beyond, with its heads of 64.
     "paper": BalanceSize(
-        Family("gpt:jwd-small,vocabulary=256,context=1024"),
-        (384, 768, 1024, 2048),
-        tuple(range(1, 11)),
-        20,
-        8,
-        1024,
+        Family("gpt:jwd-small,vocabulary=256,context=1024"), (384, 768, 1024, 2048),
+        tuple(range(1, 11)), steps=20, batch=8, sequence=1024,
     ),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,19 +116,20 @@ class BalanceJob:
 
 
 def train_a_little(job: BalanceJob) -> dict[str, Any]:
-    """The balance at every step, and what W_T is made of, by role."""
+    """The balance at every step, and the parts of W_T, by role."""
     model, made = job.start.made()
     training = _BalanceTraining(model, made, job)
     for step in range(job.steps):
         training.step(step)
     return {
-        "width": job.start.width, "seed": job.start.seed, "delta": job.error.delta, "matched": job.error.matched,
-        "losses": [_short(loss) for loss in training.losses], "roles": training.roles(),
+        "width": job.start.width, "seed": job.start.seed, "delta": job.error.delta,
+        "matched": job.error.matched, "losses": [_short(loss) for loss in training.losses],
+        "roles": training.roles(),
     }  # fmt: skip
 
 
 class _Matrix:
-    """A hidden matrix on its way: its rate and decay, where it began, and the balance so far."""
+    """A hidden matrix in training: its learning rate and decay, its start, its balance so far."""
 
     def __init__(self, role: str, weight: Tensor, lr: float, weight_decay: float) -> None:
         self.role, self.weight, self.lr, self.weight_decay = role, weight, lr, weight_decay
@@ -151,16 +141,13 @@ class _Matrix:
         self.before = self.weight.detach().clone()
 
     def note(self) -> None:
-        """Of the step just taken b = λ‖W‖/‖r̂‖, with r̂ = ((1 − ηλ)W_t − W_{t+1})/η."""
-        learned = (
-            _norm((1 - self.lr * self.weight_decay) * self.before - self.weight.detach()) / self.lr
-        )
+        """After a step: b = λ‖W‖/‖r̂‖, with r̂ = ((1 − ηλ)W_t − W_{t+1})/η."""
+        decayed = (1 - self.lr * self.weight_decay) * self.before
+        learned = _norm(decayed - self.weight.detach()) / self.lr
         self.balances.append(self.weight_decay * _norm(self.before) / learned)
 
     def ended(self) -> dict[str, Any]:
-        """W_T = D·W_0 + learned: what decay took of W_0, what was learned beside it, and both parts
-        within W_T.
-        """
+        """W_T = D·W_0 + learned: what decay took from W_0, what was learned, and both as shares."""
         left = (1 - self.lr * self.weight_decay) ** len(self.balances)
         whole, start = _norm(self.weight.detach()), _norm(self.first)
         learned = _norm(self.weight.detach() - left * self.first)
@@ -191,7 +178,7 @@ class _BalanceTraining:
         self.losses.append(float(loss.detach()))
         if not torch.isfinite(loss):
             raise NonFiniteError(
-                f"the loss is {self.losses[-1]} at step {step}: the rate {RATE:g} is too large."
+                f"The loss is {self.losses[-1]} at step {step}: lr = {RATE:g} is too large."
             )
         self.optimizer.zero_grad()
         loss.backward()
@@ -216,7 +203,7 @@ class _BalanceTraining:
 
 
 def groups(model: nn.Module, made: Plan, job: BalanceJob) -> list[dict[str, Any]]:
-    """The plan's groups, with decay (and rate) of hidden matrices mis-scaled."""
+    """The plan's groups, with mis-scaled decay (and learning rate) of hidden matrices."""
     ratio = job.start.width / job.start.base
     rate, decay = job.error.rate(ratio), job.error.decay(ratio)
     return made.param_groups(
@@ -238,7 +225,7 @@ def _short(value: float) -> float:
 
 @dataclass(frozen=True)
 class BalanceRow:
-    """One line of the table: the slope over width of the balance, or of a part of W_T."""
+    """A row of the table: the slope over width of the balance, or of a part of W_T."""
 
     quantity: str
     delta: float
@@ -253,34 +240,29 @@ class BalanceRow:
 
 
 class DecayBalance(Experiment):
-    """Decay against learning over the width, with decay that scales as it should and as it should
-    not.
-    """
+    """Decay against learning over the width, with correct and mis-scaled decay."""
 
     name: ClassVar[str] = "decay-balance"
 
     def cost(self, scale: Scale, workers: int) -> Cost:
         size = SIZES[scale]
         each = len(size.seeds) * size.steps
-        times = {width: 1 if width == min(size.widths) else len(ERRORS) for width in size.widths}
-        models = {
-            shape_of(size.family, width=width): each * count for width, count in times.items()
+        passes = {
+            width: each * (1 if width == min(size.widths) else len(ERRORS)) for width in size.widths
         }
-        return estimated(
-            models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers
-        )
+        return size.cost(passes, size.runs, workers)
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         size = SIZES[scale]
         about = {
-            "family": repr(size.family), "base": min(size.widths), "steps": size.steps, "batch": size.batch,
-            "sequence": size.sequence, "lr": RATE, "weight_decay": DECAY, "std": STD,
+            "family": repr(size.family), "base": min(size.widths), "steps": size.steps,
+            "batch": size.batch, "sequence": size.sequence, "lr": RATE, "weight_decay": DECAY,
+            "std": STD,
         }  # fmt: skip
-        ledger = folder / "runs.jsonl"
         run_jobs(
             train_a_little,
             jobs(size),
-            ledger=ledger,
+            ledger=folder / "runs.jsonl",
             about=about,
             engine=how.engine,
             report=how.report,
@@ -294,19 +276,19 @@ class DecayBalance(Experiment):
         paths = [reports.save_csv([vars(row) for row in rows], folder / "slopes.csv")]
         paths += reports.save_figure(_balance_figure(seen), folder / "balance", ("png", "svg"))
         paths += reports.save_figure(_parts_figure(seen), folder / "parts", ("png", "svg"))
-        return Findings(
-            (*_table(rows), "", *_made_of(seen)), tuple(_claims(rows, seen)), tuple(paths)
-        )
+        cells = [
+            (_NAMES[row.quantity], Error(row.delta, row.rate_lowered).label, *slope_cells(row))
+            for row in rows
+        ]
+        head = ("slope over width of", "decay", *SLOPE_HEAD)
+        lines = (text_table(head, cells, right=("slope", "theory")), "", *_parts_lines(seen))
+        return Findings(lines, tuple(_claims(rows, seen)), tuple(paths))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = SIZES[scale]
         yield f"{self.name}: {', '.join(error.label for error in ERRORS)}, each over"
-        yield from shapes(size.family, size.widths, RULE)
-        yield (
-            f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} "
-            "tokens, base rate "
-            f"{RATE:g}, base decay {DECAY:g}, std {STD:g}: {size.runs} runs"
-        )
+        more = f"base learning rate {RATE:g}, base decay {DECAY:g}, std {STD:g}"
+        yield from size.described(more, size.runs)
 
 
 EXPERIMENT = DecayBalance()
@@ -356,9 +338,7 @@ class _BalanceRuns:
 
 
 def _balance_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
-    """One for each error and role; intervals of a hidden role hold together with those of the
-    others.
-    """
+    """One for each error and role. The intervals of all hidden roles hold simultaneously."""
     for error in ERRORS:
         for role in HIDDEN:
             slope = fit_slope(seen.size.widths, seen.balance(error, role))
@@ -366,27 +346,17 @@ def _balance_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
 
 
 def _relative_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
-    """The balance over that at δ = 0, seed by seed: whatever else the width does to a role
-    cancels.
-    """
+    """The balance over that at δ = 0, seed by seed: other effects of the width cancel."""
     for error in ERRORS:
         for role in HIDDEN if error.delta else ():
             pairs = zip(seen.balance(error, role), seen.balance(NONE, role), strict=True)
             values = [[own / right for own, right in zip(*rows, strict=True)] for rows in pairs]
-            yield _row(
-                "relative",
-                error,
-                role,
-                fit_slope(seen.size.widths, values),
-                error.delta,
-                len(HIDDEN),
-            )
+            slope = fit_slope(seen.size.widths, values)
+            yield _row("relative", error, role, slope, error.delta, len(HIDDEN))
 
 
 def _part_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
-    """What was learned, over ‖W_0‖: as much at every width, or less by as much as the rate is
-    lowered.
-    """
+    """What was learned, over ‖W_0‖: by theory flat, or falling as the learning rate is lowered."""
     for error in ERRORS:
         slope = fit_slope(seen.size.widths, seen.part(error, "gained"))
         yield _row("learned", error, "all hidden", slope, -error.delta if error.matched else 0.0, 1)
@@ -396,30 +366,14 @@ def _row(
     quantity: str, error: Error, role: str, slope: Slope, theory: float, comparisons: int
 ) -> BalanceRow:
     low, high = slope.interval(comparisons=comparisons)
-    moved = Slope(
-        slope.value - theory,
-        slope.standard_error,
-        slope.degrees_of_freedom,
-        slope.seeds,
-        slope.values,
-    )
-    verdict = judge_flatness(moved, tolerance=TOLERANCE, comparisons=comparisons).verdict
+    beyond = replace(slope, value=slope.value - theory)
+    verdict = judge_flatness(beyond, tolerance=TOLERANCE, comparisons=comparisons).verdict
     return BalanceRow(
         quantity, error.delta, error.matched, role, slope.value, low, high, theory, verdict
     )
 
 
 _NAMES = {"balance": "b = λ‖W‖/‖r̂‖", "relative": "b over b at δ = 0", "learned": "‖learned‖/‖W_0‖"}
-
-
-def _table(rows: Sequence[BalanceRow]) -> Iterator[str]:
-    yield f"{'slope over width of':<21}{'decay':<20}{'role':<18}{'slope':>7}  {'interval':<17}{'theory':>7}  agree?"
-    for row in rows:
-        numbers = (
-            f"{row.slope:>+7.2f}  {f'[{row.low:+.2f}, {row.high:+.2f}]':<17}{row.theory:>+7.2f}"
-        )
-        label = Error(row.delta, row.rate_lowered).label
-        yield f"{_NAMES[row.quantity]:<21}{label:<20}{row.role:<18}{numbers}  {row.verdict}"
 
 
 def _claims(rows: Sequence[BalanceRow], seen: _BalanceRuns) -> Iterator[Claim]:
@@ -436,31 +390,25 @@ def _claims(rows: Sequence[BalanceRow], seen: _BalanceRuns) -> Iterator[Claim]:
     lowered = chosen("learned", lambda error: error.matched)
     law = chosen("relative", lambda error: not error.matched)
     slower = chosen("relative", lambda error: error.matched)
-    # Every claim rests on the base's runs and on those beyond it, of so many errors.
+    # Every claim uses the base's runs, and those of its errors at the other widths.
     seeds, beyond = len(seen.size.seeds), len(seen.size.seeds) * (len(seen.size.widths) - 1)
     flat = [row.role for row in right if row.verdict == "pass"]
     found: list[tuple[str, str, int, Verdict | Literal["ours"]]] = [
         ("λ ∝ n keeps decay and learning in balance at every width",
-         f"b = λ‖W‖/‖r̂‖ {_range(right)}; within ±{TOLERANCE} for "
-         f"{', '.join(flat) or 'no role'}", 1, _as_theory(right)),
-        ("λ ∝ n^(1+δ): decay outgrows learning", f"b {_range(above)}", 4, _beyond(above, 1)),
-        ("λ ∝ n^(1−δ): decay vanishes beside learning", "b "
-                                                        f"{_range(below)}", 2, _beyond(below, -1)),
-        ("with η ∝ n^(−1−δ) beside it, what is learned becomes negligible", "‖learned‖/‖W_0‖ "
-                                                                            f"{_range(lowered)}", 2,
-         _beyond(lowered, -1)),
-        ("How does the balance go with the width? By theory as n^δ",
-         f"b over b at δ = 0, at the rule's own rate {_range(law)}; with η lowered "
+         f"b = λ‖W‖/‖r̂‖: {_range(right)}; within ±{TOLERANCE} for {', '.join(flat) or 'no role'}",
+         1, as_theory(right)),
+        ("λ ∝ n^(1+δ): decay outgrows learning", f"b: {_range(above)}", 4, _beyond(above, 1)),
+        ("λ ∝ n^(1−δ): decay vanishes next to learning", f"b: {_range(below)}", 2,
+         _beyond(below, -1)),
+        ("With η ∝ n^(−1−δ) as well, what is learned becomes negligible",
+         f"‖learned‖/‖W_0‖: {_range(lowered)}", 2, _beyond(lowered, -1)),
+        ("How does the balance depend on the width? By theory as n^δ",
+         f"b over b at δ = 0, at the rule's own learning rate: {_range(law)}; with η lowered: "
          f"{_range(slower)}", 7, "ours"),
     ]  # fmt: skip
-    for says, seen_text, errors, verdict in found:
-        yield Claim(
-            "decay-balance",
-            says,
-            f"slope over width of {seen_text}",
-            seeds + errors * beyond,
-            verdict,
-        )
+    for says, text, errors, verdict in found:
+        shown = f"slope over width of {text}"
+        yield Claim("decay-balance", says, shown, seeds + errors * beyond, verdict)
 
 
 def _range(rows: Sequence[BalanceRow]) -> str:
@@ -469,28 +417,18 @@ def _range(rows: Sequence[BalanceRow]) -> str:
     for delta in dict.fromkeys(row.delta for row in rows):
         some = sorted((row for row in rows if row.delta == delta), key=lambda row: row.slope)
         ends = [
-            f"{row.slope:+.2f} [{row.low:+.2f}, {row.high:+.2f}] ({row.role})"
+            f"{signed(row.slope, row.low, row.high)} ({row.role})"
             for row in dict.fromkeys((some[0], some[-1]))
         ]
         texts.append(f"{' to '.join(ends)} at {Error(delta).label}")
     return "; ".join(texts)
 
 
-def _as_theory(rows: Sequence[BalanceRow]) -> Verdict:
-    """All slopes within the tolerance of theory's, or one that is not."""
-    verdicts = {row.verdict for row in rows}
-    if verdicts == {"pass"}:
-        return "agrees"
-    return "disagrees" if "fail" in verdicts else "cannot be decided at this scale"
-
-
 def _beyond(rows: Sequence[BalanceRow], sign: int) -> Verdict:
-    """All slopes beyond the tolerance, to that side, or one that is not."""
+    """Agrees if all slopes are beyond the tolerance on that side, disagrees if one is not."""
     nearest = [row.low if sign > 0 else -row.high for row in rows]
     farthest = [row.high if sign > 0 else -row.low for row in rows]
-    if min(nearest) > TOLERANCE:
-        return "agrees"
-    return "disagrees" if min(farthest) < TOLERANCE else "cannot be decided at this scale"
+    return decided(min(nearest) > TOLERANCE, min(farthest) < TOLERANCE)
 
 
 _PARTS = {
@@ -501,19 +439,20 @@ _PARTS = {
 }
 
 
-def _made_of(seen: _BalanceRuns) -> Iterator[str]:
+def _parts_lines(seen: _BalanceRuns) -> Iterator[str]:
     """W_T = D·W_0 + learned at both ends of the widths, and the loss."""
-    size = seen.size
-    yield f"W_T = D·W_0 + learned after {size.steps} steps, mean over seeds and hidden matrices"
-    yield f"{'decay':<20}{'width':>6}{''.join(f'{head:>17}' for head in _PARTS.values())}{'loss fell by':>14}"
+    size, rows = seen.size, list[list[str]]()
     for error in ERRORS:
         for place in (0, -1):
             parts = [
                 geometric([row[place] for row in seen.part(error, name)]).value for name in _PARTS
             ]
             fall = sum(row[place] for row in seen.fall(error)) / len(size.seeds)
-            cells = "".join(f"{part:>17.3f}" for part in parts)
-            yield f"{error.label:<20}{size.widths[place]:>6}{cells}{fall:>14.2f}"
+            numbers = [*(f"{part:.3f}" for part in parts), f"{fall:.2f}"]
+            rows.append([error.label, str(size.widths[place]), *numbers])
+    yield f"W_T = D·W_0 + learned after {size.steps} steps, mean over seeds and hidden matrices"
+    head = ["decay", "width", *_PARTS.values(), "fall of the loss"]
+    yield text_table(head, rows, right=head[1:])
 
 
 def _balance_figure(seen: _BalanceRuns) -> "Figure":
@@ -521,56 +460,48 @@ def _balance_figure(seen: _BalanceRuns) -> "Figure":
     panels = [
         Panel(
             role.replace("_", " "),
-            [_curve(seen, error.label, seen.balance(error, role), error.delta) for error in errors],
+            [_curve(seen, error, seen.balance(error, role), error.delta) for error in errors],
         )
         for role in HIDDEN
     ]
     return draw_panels(
         panels,
         x_label="width n",
+        log_x=True,
         y_label="b = λ‖W‖/‖r̂‖",
         title=f"Decay beside learning, λ ∝ n$^{{1+δ}}$ ({len(seen.size.seeds)} seeds, bands: 95 % "
         "intervals)",
         theory="theory: b ∝ n$^δ$",
-        log_x=True,
     )
 
 
 def _parts_figure(seen: _BalanceRuns) -> "Figure":
     """To first order decay takes a share ∝ ηλ of W_0, and learning gives one ∝ η."""
-    taken = [
-        _curve(seen, error.label, seen.part(error, "taken"), 0.0 if error.matched else error.delta)
-        for error in ERRORS
-    ]
-    gained = [
-        _curve(
-            seen, error.label, seen.part(error, "gained"), -error.delta if error.matched else 0.0
+    taken, gained = (
+        [_curve(seen, error, seen.part(error, name), slope(error)) for error in ERRORS]
+        for name, slope in (
+            ("taken", lambda error: 0.0 if error.matched else error.delta),
+            ("gained", lambda error: -error.delta if error.matched else 0.0),
         )
-        for error in ERRORS
-    ]
+    )
     return draw_panels(
         [
             Panel("taken by decay, 1 − D", taken),
             Panel("learned, ‖learned‖/‖W_0‖", gained),
         ],
         x_label="width n",
+        log_x=True,
         y_label="share of ‖W_0‖",
         title=f"W_T = D·W_0 + learned after {seen.size.steps} steps, λ ∝ n$^{{1+δ}}$ "
         f"({len(seen.size.seeds)} seeds)",
         theory="theory: ∝ ηλ, ∝ η",
-        log_x=True,
     )
 
 
-def _curve(seen: _BalanceRuns, label: str, values: Sequence[Sequence[float]], slope: float) -> Line:
+def _curve(
+    seen: _BalanceRuns, error: Error, values: Sequence[Sequence[float]], slope: float
+) -> Line:
     """With a line of that slope from the first mean on."""
     found, widths = [geometric(column) for column in zip(*values, strict=True)], seen.size.widths
     line = [found[0].value * (width / widths[0]) ** slope for width in widths]
-    return Line(
-        label,
-        widths,
-        [one.value for one in found],
-        [one.low for one in found],
-        [one.high for one in found],
-        line,
-    )
+    return panel_line(error.label, widths, found, line)

@@ -1,7 +1,6 @@
-"""A study checked without running it: every model on the meta device, its plan, its optimizer, its
-schedule.
+"""Check a study without running it: every model on the meta device, its plan, optimizer, schedule.
 
-Nothing is downloaded and no memory is taken for weights. A mistake is an error that names the cell.
+Nothing is downloaded, and no memory is allocated for weights. Errors name the cell.
 """
 
 from collections.abc import Iterator
@@ -24,25 +23,23 @@ from mupscale.training.preparation import Lengths, on_meta, optimizers, plan_for
 
 
 def validate(config: StudyConfig) -> Iterator[str]:
-    """A line a cell, and the paper's row where it is one of the paper's; what would not run is an
-    error.
-    """
+    """One line per cell, and the paper's row for its models. Raises for a cell that cannot run."""
     if config.trainer is not None:
         raise OptionError(
-            f"{config.name}: a trainer of one's own is not checked here. Leave [trainer] out."
+            f"{config.name}: a custom trainer cannot be checked here. Remove [trainer]."
         )
-    said: set[str] = set()
+    printed: set[str] = set()
     for cell in config.cells():
         try:
             lines = _checked(config, cell)
         except MupscaleError as error:
             raise OptionError(f"{config.name}, cell {cell.name}: {error}") from error
-        yield from (line for line in lines if line not in said)
-        said.update(lines)
+        yield from (line for line in lines if line not in printed)
+        printed.update(lines)
 
 
 def _checked(config: StudyConfig, cell: Cell) -> list[str]:
-    """What there is to say of a cell, with what it shares with others in lines of their own."""
+    """The lines of a cell; what it shares with other cells is in lines of its own."""
     run = middle_run(config, cell)
     corpus = corpus_named(run.data.corpus, run.data.tokenizer)
     model, made, found = on_meta(run.model), plan_for(run), lengths(run)
@@ -53,38 +50,37 @@ def _checked(config: StudyConfig, cell: Cell) -> list[str]:
         f"{found.steps} steps of {found.batch} × {run.data.sequence} tokens, warmup {found.warmup}"
     )
     line = f"{cell.name}: {size}, {_rates(made)}, {schedule}"
-    return [f"corpus: {corpus}, named and not opened", line, *_row(run, found)]
+    return [f"corpus: {corpus} (not opened)", line, *_row(run, found)]
 
 
 def _rates(made: Plan) -> str:
-    """What the base's rate is multiplied by for queries and keys, which is where rules differ."""
+    """The factors on the base learning rate for queries and keys, which is where rules differ."""
     by_role = {parameter.role: parameter.lr for parameter in made.parameters.values()}
     return f"lr × {by_role['query']:.4g} (queries), {by_role['key']:.4g} (keys)"
 
 
 def _check_shares(run: RunConfig, found: Lengths, ranks: int) -> None:
-    """What would stop a run at its first step."""
+    """Find what would stop a run at its first step."""
     parts = ranks * run.length.accumulate
     if found.batch % parts:
         raise DimensionError(
-            f"a batch of {found.batch} sequences cannot be shared by {ranks} ranks in "
-            f"{run.length.accumulate} slices. "
-            "Choose length.accumulate so that ranks × slices divide it."
+            f"A batch of {found.batch} sequences cannot be split over {ranks} ranks and "
+            f"{run.length.accumulate} slices. Choose length.accumulate so that ranks × slices "
+            "divides it."
         )
     if (run.machine.shard == "none") != (ranks == 1):
         raise OptionError(
-            f"engine.ranks = {ranks} and machine.shard = {run.machine.shard} do not go together."
+            f"engine.ranks = {ranks} and machine.shard = {run.machine.shard} contradict each other."
         )
     if found.warmup >= found.steps:
         raise OptionError(
-            f"a warmup of {found.warmup} steps leaves nothing of {found.steps}. Set length.warmup."
+            f"A warmup of {found.warmup} steps fills the whole run of {found.steps}. Set "
+            "length.warmup."
         )
 
 
 def _row(run: RunConfig, found: Lengths) -> list[str]:
-    """The paper's row of this model, if it is one of the paper's and trained as there; with an
-    error if it differs.
-    """
+    """The paper's row of this model, if it is one of the paper's; an error if it differs."""
     name = printed_name(run)
     if name is None:
         return []
@@ -102,16 +98,14 @@ def _row(run: RunConfig, found: Lengths) -> list[str]:
         if str(value) != by_column[column].printed
     ]
     if wrong:
-        raise OptionError(f"not the paper's row {name}: {'; '.join(wrong)}.")
-    return [
-        f"  the paper's {name}: {' | '.join(cell.computed for cell in cells)}: equal to the "
-        "printed digit"
-    ]
+        raise OptionError(f"The paper's row {name} differs: {'; '.join(wrong)}.")
+    computed = " | ".join(cell.computed for cell in cells)
+    return [f"  the paper's {name}: {computed}: equal to the printed digit"]
 
 
 def printed_name(run: RunConfig) -> str | None:
-    """The row of the paper's tables that a run is of: the same shape, tokens a parameter, sequences
-    and batch rule.
+    """The row of the paper's tables with the run's shape, tokens per parameter, sequence and batch
+    rule.
     """
     length = run.length
     ruled = length.batch is None and length.batch_rule == "table" and length.steps is None
@@ -125,7 +119,7 @@ def printed_name(run: RunConfig) -> str | None:
 
 
 def corpus_named(name: str, tokenizer: str | None) -> str:
-    """What a corpus and its tokenizer stand for, without opening either.
+    """The full names of a corpus and its tokenizer, without opening either.
 
     >>> corpus_named("hf:openwebtext", None)
     'hf:Skylion007/openwebtext by hub:openai-community/gpt2'

@@ -5,9 +5,9 @@ Debian's dict-gcide.
     python examples/english_text.py /usr/share/dictd/gcide.dict.dz runs/gcide.txt
     mupscale sweep study.toml --set data.corpus=text:runs/gcide.txt
 
-The dictionary stays outside of the project: it has a license of its own. Entries that are copies of
-another one are dropped. The rest is put into the order of their hashes: `text:` holds out the end
-of a file, and the end of an alphabet is not like its beginning.
+The dictionary is not part of the project, because it has its own license. Duplicate entries are
+dropped. The rest is sorted by hash: `text:` holds out the end of a file, and the end of an alphabet
+differs from its beginning.
 """
 
 import argparse
@@ -18,19 +18,20 @@ from pathlib import Path
 
 
 def entries(text: bytes) -> list[bytes]:
-    r"""The entries of a dictionary, without those on the dictionary itself.
+    r"""The entries of a dictionary, without those about the dictionary itself.
 
     An entry begins at a line that is not indented.
 
-    >>> entries(b"\n00-database-short\n   Test\n\nAct \\Act\\, n.\n   A deed.\n\n   2. A law.\n\nAdd\n   To join.\n")
-    [b'Act \\Act\\, n.\n   A deed.\n\n   2. A law.', b'Add\n   To join.']
+    >>> about = b"\n00-database-short\n   Test\n"
+    >>> entries(about + b"\nAct\n   A deed.\n\n   2. A law.\n\nAdd\n   To join.\n")
+    [b'Act\n   A deed.\n\n   2. A law.', b'Add\n   To join.']
     """
     found = (entry.strip() for entry in re.split(rb"\n(?=\S)", text))
     return [entry for entry in found if entry and not entry.startswith(b"00-database-")]
 
 
 def shuffled(found: list[bytes]) -> bytes:
-    """Each entry once, in an order that depends on the entries alone."""
+    """Each entry once, in an order that depends only on the entries."""
     ordered = sorted(set(found), key=lambda entry: hashlib.sha256(entry).digest())
     return b"".join(entry + b"\n\n" for entry in ordered)
 
@@ -49,9 +50,11 @@ def main() -> None:
     text = shuffled(found)
     where.output.parent.mkdir(parents=True, exist_ok=True)
     where.output.write_bytes(text)
-    print(f"{where.output}: {len(set(found)):,} entries ({len(found) - len(set(found))} copies "
-          "dropped), "
-          f"{len(text):,} bytes, SHA-256 {hashlib.sha256(text).hexdigest()}")  # fmt: skip
+    unique = len(set(found))
+    print(
+        f"{where.output}: {unique:,} entries ({len(found) - unique} copies dropped), "
+        f"{len(text):,} bytes, SHA-256 {hashlib.sha256(text).hexdigest()}"
+    )
 
 
 if __name__ == "__main__":

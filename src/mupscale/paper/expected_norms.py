@@ -1,8 +1,7 @@
-"""The paper's figure of spectral against expected norm: repetition raises the one and leaves the
-other.
+"""The paper's figure of spectral and expected norm: repetition raises only the spectral norm.
 
-For each r, many draws of a Gaussian matrix W (n/r × n). The matrix in effect, W⊕, stacks it r
-times. Both norms are divided by σ√n, so that the expected one is 1 whatever r is. One input a draw:
+For each r, many draws of a Gaussian matrix W (n/r × n). The effective matrix, W⊕, stacks it r
+times. Both norms are divided by σ√n, so that the expected one is 1 for every r. One input per draw:
 averaging over inputs would remove the growing spread, √(r/2n), which is the figure's second
 message. The paper does not state its width; ours is 384.
 """
@@ -19,17 +18,17 @@ import torch
 
 from mupscale import norms, records, reports
 from mupscale.errors import DimensionError, OptionError
+from mupscale.paper.claims import Claim, decided
 from mupscale.paper.experiment import (
     QUIETLY,
-    Claim,
     Cost,
     Experiment,
     Findings,
     Running,
     Scale,
-    Verdict,
     refuse_empty,
 )
+from mupscale.text import text_table
 from mupscale.theory import estimates, formulas
 from mupscale.theory.formulas import Expr
 from mupscale.theory.units import KeyValue
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _AT_ONCE = 8_000_000
-"""Entries drawn at a time, 32 MB of float32."""
+"""Entries per batch of draws: 32 MB of float32."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,13 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.draws < 2:
-            raise OptionError(f"draws={self.draws} leaves no spread to show. Take at least 2.")
+            raise OptionError(f"draws={self.draws} has no spread. Use at least 2.")
         if not 0 <= self.seed < 2**63:
-            raise OptionError(
-                f"seed={self.seed} is out of range. Give a whole number from 0 to 2^63 - 1."
-            )
+            raise OptionError(f"seed={self.seed} is out of range. Use 0 to 2^63 - 1.")
         if not self.repetitions:
-            raise OptionError("repetitions is empty. Give some, such as 1,2,4.")
+            raise OptionError("repetitions is empty. Use, for example, 1,2,4.")
         if len(set(self.repetitions)) < len(self.repetitions):
-            raise DimensionError(f"repetitions={self.repetitions} holds one twice. Give each once.")
+            raise DimensionError(f"repetitions={self.repetitions} has a duplicate. Remove it.")
         for repetitions in self.repetitions:
             KeyValue(self.width, repetitions)
 
@@ -77,9 +74,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class NormPoint:
-    """What is drawn at one r: mean and standard deviation (ddof 1) over draws, and what theory says
-    of the mean.
-    """
+    """The draws at one r: mean and standard deviation (ddof 1), and theory's mean."""
 
     norm: str
     r: int
@@ -91,7 +86,7 @@ class NormPoint:
 
 
 def run(config: Config, advance: Callable[[int], object] = lambda _: None) -> list[Draw]:
-    """All draws; `advance` is told how many more are done."""
+    """All draws; `advance` gets the number of new draws."""
     generator = torch.Generator().manual_seed(config.seed)
     return [draw for r in config.repetitions for draw in _draws(config, r, generator, advance)]
 
@@ -115,23 +110,14 @@ def _draws(
 
 
 def summarize(config: Config, draws: Sequence[Draw]) -> list[NormPoint]:
-    """Mean and spread at each r, beside the closed forms of `theory`."""
+    """Mean and spread at each r, with the closed forms of `theory`."""
     points: list[NormPoint] = []
     for norm in ("spectral", "expected"):
         for r in config.repetitions:
             values = np.array([getattr(draw, norm) for draw in draws if draw.r == r])
             theory = float(_theory(norm).subs(formulas.r, r))
-            points.append(
-                NormPoint(
-                    norm,
-                    r,
-                    config.width,
-                    len(values),
-                    float(values.mean()),
-                    float(values.std(ddof=1)),
-                    theory,
-                )
-            )
+            mean, sd = float(values.mean()), float(values.std(ddof=1))
+            points.append(NormPoint(norm, r, config.width, len(values), mean, sd, theory))
     return points
 
 
@@ -139,39 +125,28 @@ def _theory(norm: str) -> Expr:
     """The mean that theory predicts, in r."""
     n_out, n_in = KeyValue(formulas.n, formulas.r).shape()
     sigma = 1 / sympy.sqrt(n_in)
-    one = (
-        estimates.bai_yin(sigma, n_out, n_in)
-        if norm == "spectral"
-        else estimates.expected(sigma, n_out)
-    )
-    return formulas.tidy(estimates.repeated(one, formulas.r))
+    spectral = norm == "spectral"
+    own = estimates.bai_yin(sigma, n_out, n_in) if spectral else estimates.expected(sigma, n_out)
+    return formulas.tidy(estimates.repeated(own, formulas.r))
 
 
 def save(config: Config, draws: Sequence[Draw], folder: Path) -> list[Path]:
     """The draws as JSON lines, the points as CSV, the figure as PNG, SVG and PDF."""
-    points = summarize(config, draws)
-    stem = folder / "expected-norms"
+    points, stem = summarize(config, draws), folder / "expected-norms"
     data = stem.with_suffix(".jsonl")
     records.write_rows(data, draws)
-    table = reports.save_csv(
-        [dataclasses.asdict(point) for point in points], stem.with_suffix(".csv")
-    )
+    table = reports.save_csv([vars(point) for point in points], stem.with_suffix(".csv"))
     return [data, table, *reports.save_figure(_figure(config, points), stem)]
 
 
 def _figure(config: Config, points: Sequence[NormPoint]) -> "Figure":
     labels = {"spectral": "spectral norm ‖W⊕‖", "expected": "expected operator norm ‖W⊕‖$_E$"}
-    bands = [
-        reports.Band(
-            label=label,
-            x=[p.r for p in points if p.norm == norm],
-            mean=[p.mean for p in points if p.norm == norm],
-            sd=[p.sd for p in points if p.norm == norm],
-            theory=[p.theory for p in points if p.norm == norm],
-            theory_label=f"theory: {formulas.inline(_theory(norm))}",
-        )
-        for norm, label in labels.items()
-    ]
+    bands: list[reports.Band] = []
+    for norm, label in labels.items():
+        own = [p for p in points if p.norm == norm]
+        x, mean, sd = [p.r for p in own], [p.mean for p in own], [p.sd for p in own]
+        name = f"theory: {formulas.inline(_theory(norm))}"
+        bands.append(reports.Band(label, x, mean, sd, [p.theory for p in own], name))
     return reports.draw_bands(
         bands,
         x_label="repetitions r of each key/value head",
@@ -185,7 +160,7 @@ SIZES: Mapping[Scale, Config] = {"cpu": Config(), "paper": Config(width=768)}
 
 
 class ExpectedNorms(Experiment):
-    """Drawn at once: nothing is trained."""
+    """Random draws; nothing is trained."""
 
     name = "expected-norms"
 
@@ -227,15 +202,17 @@ class ExpectedNorms(Experiment):
 
 
 def _lines(points: Sequence[NormPoint]) -> Iterator[str]:
-    yield f"{'norm':<10}{'r':>4}{'mean':>9}{'sd':>9}{'theory':>9}"
-    for p in points:
-        yield f"{p.norm:<10}{p.r:>4}{p.mean:>9.4f}{p.sd:>9.4f}{p.theory:>9.4f}"
+    head = ("norm", "r", "mean", "sd", "theory")
+    rows = [
+        (p.norm, str(p.r), *(f"{value:.4f}" for value in (p.mean, p.sd, p.theory))) for p in points
+    ]
+    yield text_table(head, rows, right=head[1:])
     yield f"norms over σ√n, {points[0].draws} draws each, sd over draws (ddof 1)"
 
 
 def _claims(points: Sequence[NormPoint]) -> Iterator[Claim]:
-    """Means within 4 % (spectral: theory is a limit) and 2 % of theory; the spread within 5 % and
-    its own noise.
+    """Means must be within 4 % (spectral: theory is a limit) and 2 % of theory, the spread within
+    5 % and its own noise.
     """
     draws = sum(point.draws for point in points) // 2
     for norm, says in (
@@ -245,18 +222,13 @@ def _claims(points: Sequence[NormPoint]) -> Iterator[Claim]:
         own = [point for point in points if point.norm == norm]
         off = max(abs(point.mean / point.theory - 1) for point in own)
         allowed = 0.04 if norm == "spectral" else 0.02
-        worst = (
-            f"means at most {off:.1%} off, for r = {own[0].r} to {own[-1].r} at n = {own[0].width}"
-        )
-        yield Claim(
-            ExpectedNorms.name, says, worst, draws, "agrees" if off < allowed else "disagrees"
-        )
+        span = f"for r = {own[0].r} to {own[-1].r} at n = {own[0].width}"
+        seen = f"means at most {off:.1%} from theory, {span}"
+        yield Claim(ExpectedNorms.name, says, seen, draws, decided(off < allowed, True))
     own = [point for point in points if point.norm == "expected"]
     ratios = [point.sd / (point.r / 2 / point.width) ** 0.5 for point in own]
     allowed = 0.05 + 3 / (2 * own[0].draws) ** 0.5
-    verdict: Verdict = (
-        "agrees" if all(abs(ratio - 1) < allowed for ratio in ratios) else "disagrees"
-    )
+    verdict = decided(all(abs(ratio - 1) < allowed for ratio in ratios), True)
     words = f"its sd over draws is {min(ratios):.2f} to {max(ratios):.2f} times √(r/2n)"
     yield Claim(ExpectedNorms.name, "Its spread grows with r", words, draws, verdict)
 

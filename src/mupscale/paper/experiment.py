@@ -1,4 +1,4 @@
-"""What an experiment of the paper is: what it costs, how it is run, and what its records say."""
+"""What every experiment of the paper offers: its cost, its runs, and what the records show."""
 
 import shutil
 from abc import ABC, abstractmethod
@@ -10,34 +10,22 @@ from typing import Any, ClassVar, Literal
 
 from mupscale.engines import Engine
 from mupscale.errors import OptionError
+from mupscale.paper.claims import Claim
 
 Scale = Literal["cpu", "paper"]
-Verdict = Literal["agrees", "disagrees", "cannot be decided at this scale"]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim of the paper, or a question of ours, beside what was seen: one line of
-    results/README.md.
-    """
-
-    experiment: str
-    says: str
-    "What the paper says; for a question of ours, the question."
-    seen: str
-    "With its interval."
-    runs: int
-    verdict: Verdict | Literal["ours"]
-    '"ours" where the paper says nothing.'
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What is ahead. Hours are of this machine, with so many runs side by side."""
+    """Runs and tokens that are left, and the hours that they take on this machine."""
 
     runs: int
     tokens: float
     hours: float
+
+    def __add__(self, other: "Cost") -> "Cost":
+        runs, tokens = self.runs + other.runs, self.tokens + other.tokens
+        return Cost(runs, tokens, self.hours + other.hours)
 
     def __str__(self) -> str:
         hours = f"{self.hours * 60:.0f} minutes" if self.hours < 1.5 else f"{self.hours:,.1f} hours"
@@ -46,9 +34,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the records say: lines to print, claims for the table, and the files that were
-    written.
-    """
+    """What the records show: lines to print, claims for the table, and the written files."""
 
     lines: tuple[str, ...]
     claims: tuple[Claim, ...]
@@ -59,54 +45,54 @@ class Findings:
 
 @dataclass(frozen=True)
 class Running:
-    """Where runs are carried out; `report` hears how many are done, of how many, `remark` what a
-    reader should know.
-    """
+    """How to run: the engine, a callback for runs done and runs in total, and one for remarks."""
 
     engine: Engine | None = None
     report: Callable[[int, int], None] = lambda done, total: None
     remark: Callable[[str], None] = lambda text: None
+
+    def after(self, before: int, total: int) -> Callable[[int, int], None]:
+        """A callback for a part of the runs, which starts when `before` others are done."""
+        return lambda done, _: self.report(before + done, total)
 
 
 QUIETLY = Running()
 
 
 class Experiment(ABC):
-    """A figure, table or claim of the paper, by name. It keeps all that it needs in one folder."""
+    """A figure, table or claim of the paper, by name. All its files are in one folder."""
 
     name: ClassVar[str]
 
     @abstractmethod
     def cost(self, scale: Scale, workers: int) -> Cost | None:
-        """What it takes; None for a computation of seconds."""
+        """What a run costs; None for a computation of seconds."""
 
     @abstractmethod
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
-        """Carry out what is missing in the folder."""
+        """Run what the folder lacks."""
 
     @abstractmethod
     def findings(self, scale: Scale, folder: Path) -> Findings:
-        """What the folder's records say; figures and tables are written into it."""
+        """What the folder's records show. Writes figures and tables into the folder."""
 
     def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
-        """The claims alone; nothing is written into the folder."""
-        with TemporaryDirectory() as beside:
-            if not folder.is_dir():
-                return self.findings(scale, Path(beside)).claims
-            return self.findings(
-                scale, Path(shutil.copytree(folder, Path(beside) / folder.name))
-            ).claims
+        """The claims alone, without writing into the folder."""
+        with TemporaryDirectory() as temporary:
+            copy = Path(temporary) / folder.name
+            if folder.is_dir():
+                shutil.copytree(folder, copy)
+            return self.findings(scale, copy).claims
 
     @abstractmethod
     def dry_run(self, scale: Scale) -> Iterator[str]:
-        """Check everything that can be checked without running it, and say it line by line."""
+        """Check everything that can be checked without running it, and describe it line by line."""
 
     def folder(self, scale: Scale) -> Path:
-        """Where it is kept unless said otherwise."""
+        """The default folder."""
         return Path("runs/paper") / f"{self.name}-{scale}"
 
 
 def refuse_empty(folder: Path, records: str) -> None:
-    """Findings need something found."""
     if not (folder / records).exists():
         raise OptionError(f"{folder} holds no {records}: nothing was run there yet.")

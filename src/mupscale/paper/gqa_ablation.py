@@ -1,89 +1,82 @@
-"""The paper's first figure: does the best rate stay where it is when key/value heads are shared?"""
+"""The paper's first figure: does the best learning rate stay the same when key/value heads are
+shared?
+"""
 
 from collections.abc import Iterator
 
 from mupscale.analysis.families import Regret
-from mupscale.paper.experiment import Claim, Verdict
+from mupscale.paper.claims import Claim, decided
 from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
 
 RULES = ("sp", "mup", "complete-p", "gqa-mup")
 
 
 class GqaAblation(Sweep):
-    """Loss over rate for each r under each rule, with mean and standard deviation of the optima."""
+    """Loss over learning rate for each r and rule, with mean and sd of the optima."""
 
     name = "gqa-ablation"
     study = "gqa-ablation"
 
-    def lines(self, seen: SweepFinding) -> Iterator[str]:
-        yield "mean and sd over r of the best base rate (log2), and what r = 12 gives up at the optimum of r = 1:"
+    def lines(self, finding: SweepFinding) -> Iterator[str]:
+        yield (
+            "mean and sd over r of the best base learning rate (log2), and the loss that r = 12 "
+            "gives up at the optimum of r = 1:"
+        )
         for rule in RULES:
-            transfer = seen.transfer(rule)
+            transfer = finding.transfer(rule)
             if transfer is None or transfer.mean is None:
                 yield f"  {rule:<11} no optimum found"
                 continue
-            lost = regret_at_most_shared(seen, rule)
-            given_up = "" if lost is None else f"  gives up {with_ends(lost.loss, 4)} nats"
-            yield f"  {rule:<11} mean {with_ends(transfer.mean)}  sd {with_ends(transfer.sd)}{given_up}"
+            lost = regret_at_most_shared(finding, rule)
+            loss = "" if lost is None else f"  gives up {with_ends(lost.loss, 4)} nats"
+            numbers = f"mean {with_ends(transfer.mean)}  sd {with_ends(transfer.sd)}"
+            yield f"  {rule:<11} {numbers}{loss}"
 
-    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
-        judged = seen.analysis.drift_verdict("mup")
-        yield self._claim(
-            "Under vanilla μP the best rate shifts with r",
-            f"{drift_words(seen, 'mup')}; {judged.sentence}",
-            seen.count("mup"),
-            {"moves": "agrees", "still": "disagrees"}.get(judged.movement),
+    def claims(self, finding: SweepFinding) -> Iterator[Claim]:
+        mup, derived = (drift_words(finding, rule) for rule in ("mup", "gqa-mup"))
+        judged = finding.analysis.drift_verdict("mup")
+        yield Claim(
+            self.name,
+            "Under vanilla μP the best learning rate shifts with r",
+            f"{mup}; {judged.sentence}",
+            finding.count("mup"),
+            decided(judged.movement == "moves", judged.movement == "still"),
         )
-        yield self._narrower(seen)
-        yield self._factor_alone(seen)
+        found = finding.comparison("drift", "gqa-mup", "mup")
+        more = f"; gqa-mup drifts {with_ends(found.difference)} further" if found else ""
+        better = found.better if found else None
+        yield Claim(
+            self.name,
+            "GQA-μP brings the best learning rates into a much narrower region than vanilla μP",
+            f"{mup}; {derived}{more}",
+            finding.count("mup", "gqa-mup"),
+            decided(better == "gqa-mup", better == "mup"),
+        )
+        # Vanilla μP lacks more than the key/value factor; complete-p lacks only that.
+        quantities = ("drift", "loss at the optimum")
+        both = [finding.comparison(one, "gqa-mup", "complete-p") for one in quantities]
+        drift, loss = (one.difference if one else None for one in both)
+        yield Claim(
+            self.name,
+            "What does the key/value factor do by itself (gqa-mup against complete-p, which lacks "
+            "only the factor)?",
+            f"drift {with_ends(drift)} further; loss at the optimum {with_ends(loss, 4)} nats "
+            "higher",
+            finding.count("gqa-mup", "complete-p"),
+            "ours",
+        )
         words = [
             f"{rule} {with_ends(lost.loss, 4)}"
             for rule in RULES
-            if (lost := regret_at_most_shared(seen, rule))
+            if (lost := regret_at_most_shared(finding, rule))
         ]
-        question = "What does r = 12 give up, in nats, if it is trained at the best rate of r = 1?"
-        yield Claim(self.name, question, "; ".join(words) or "not found", seen.count(), "ours")
-
-    def _narrower(self, seen: SweepFinding) -> Claim:
-        found = seen.comparison("drift", "gqa-mup", "mup")
-        words = [drift_words(seen, rule) for rule in ("mup", "gqa-mup")]
-        if found is not None:
-            words.append(f"gqa-mup drifts {with_ends(found.difference)} further")
-        verdict = (
-            {"gqa-mup": "agrees", "mup": "disagrees"}.get(found.better or "") if found else None
-        )
-        runs = seen.count("mup", "gqa-mup")
-        return self._claim(
-            "GQA-μP brings the best rates into a much narrower region than vanilla μP",
-            "; ".join(words),
-            runs,
-            verdict,
-        )
-
-    def _factor_alone(self, seen: SweepFinding) -> Claim:
-        """Vanilla μP lacks more than the factor. complete-p lacks the factor alone."""
-        drift = seen.comparison("drift", "gqa-mup", "complete-p")
-        loss = seen.comparison("loss at the optimum", "gqa-mup", "complete-p")
-        return Claim(
-            self.name,
-            "What does the key/value factor do by itself (gqa-mup against complete-p, which has "
-            "all but it)?",
-            f"drift {with_ends(drift.difference if drift else None)} further; loss at the optimum "
-            f"{with_ends(loss.difference if loss else None, 4)} nats higher",
-            seen.count("gqa-mup", "complete-p"),
-            "ours",
-        )
-
-    def _claim(self, says: str, words: str, runs: int, verdict: str | None) -> Claim:
-        known: dict[str | None, Verdict] = {"agrees": "agrees", "disagrees": "disagrees"}
-        return Claim(
-            self.name, says, words, runs, known.get(verdict, "cannot be decided at this scale")
-        )
+        question = "How much loss, in nats, does r = 12 give up at the best learning rate of r = 1?"
+        yield Claim(self.name, question, "; ".join(words) or "not found", finding.count(), "ours")
 
 
-def regret_at_most_shared(seen: SweepFinding, rule: str) -> Regret | None:
-    """From the optimum without sharing to the model that shares most."""
-    transfer = seen.transfer(rule)
+def regret_at_most_shared(finding: SweepFinding, rule: str) -> Regret | None:
+    """From the optimum at r = 1 to the model with the largest r."""
+    transfer = finding.transfer(rule)
     known = transfer.regrets if transfer else ()
     return max(known, key=lambda one: one.member.position or 0.0, default=None)
 

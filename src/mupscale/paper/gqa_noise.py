@@ -1,18 +1,18 @@
-"""The paper's dichotomy: with few key/value heads either the rate transfers and runs get noisier,
-or neither.
+"""The paper's dichotomy: with few key/value heads, either the learning rate transfers and runs get
+noisier, or the noise is held and the rate drifts.
 
-With r repetitions the matrix in effect repeats n/r rows, and the relative spread of ‖W⊕x‖/‖x‖ over
-draws of the weights is √(r/2n). What of that is seen in training? Two rules, alike but for the
-key/value rate: `complete-p` leaves it, and `gqa-mup` raises it with r. Two things are looked at,
-over seeds:
+With r repetitions the effective matrix repeats n/r rows, and the relative spread of ‖W⊕x‖/‖x‖ over
+draws of the weights is √(r/2n). How much of that shows in training? Two rules differ only in the
+key/value learning rate: `complete-p` leaves it alone, and `gqa-mup` raises it with r. Measured over
+seeds:
 
-- updates: the spread of ‖ΔW‖/‖W0‖ of keys and values over a few steps, as it is and relative to its
-mean;
+- updates: the spread of ‖ΔW‖/‖W0‖ of keys and values over a few steps, absolute and relative to the
+  mean;
 - a study: the spread of the optimal rate, and of the loss there.
 
-A spread has its χ² interval, its growth with r a slope in log-log with the jackknife's interval
-over seeds, and beside it a permutation test. The spread of optima is as seen: it holds what few
-rates leave uncertain of each.
+A spread has its χ² interval. Its growth with r is a slope in log-log, with the jackknife's interval
+over seeds and a permutation test. The spread of optima is not corrected: it includes how uncertain
+each optimum is, with few rates.
 """
 
 import math
@@ -25,80 +25,52 @@ from mupscale import reports
 from mupscale.analysis import Estimate
 from mupscale.analysis.families import CellAnalysis
 from mupscale.analysis.spreads import growth_by_chance, sd_growth, sd_of
-from mupscale.checks import CheckResult, Setup, coordinate_check
-from mupscale.checks.judging import NormTable
-from mupscale.checks.statistics import STATISTICS, by_step
-from mupscale.engines import Engine
 from mupscale.paper import catalogue
+from mupscale.paper.claims import Claim, Verdict, decided
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import (
-    QUIETLY,
-    Claim,
-    Cost,
-    Experiment,
-    Findings,
-    Running,
-    Scale,
-    Verdict,
+from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
+from mupscale.paper.few_steps import (
+    OverHeads,
+    panel_line,
+    recorded_check,
+    relative_updates,
+    shape_of,
+    signed,
 )
-from mupscale.paper.few_steps import described, estimated, on_meta, recorded_check, shape_of
-from mupscale.planning import Plan, plan
-from mupscale.reports.panels import Line, Panel, draw_panels
+from mupscale.reports.panels import Panel, draw_panels
 from mupscale.studies import Study
 from mupscale.studies.measured import analysis_of
 from mupscale.targets import Family
+from mupscale.text import text_table
 from mupscale.theory import rule_named
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 RULES = ("complete-p", "gqa-mup")
-KV_HEADS = (12, 6, 4, 3, 2, 1)
 ROLES = ("key", "value")
+_RULES = {name: rule_named(name) for name in RULES}
 
-
-@dataclass(frozen=True)
-class NoiseSize:
-    """A model with 12 heads, and how it is trained for the spread of its updates."""
-
-    family: Family
-    seeds: tuple[int, ...]
-    steps: int
-    batch: int
-    sequence: int
-
-    @property
-    def setup(self) -> Setup:
-        return Setup(lr=2**-13, eps=1e-12, std=0.1, batch=self.batch, sequence=self.sequence)
-
-    @property
-    def starts(self) -> int:
-        return len(KV_HEADS) * len(self.seeds)
-
-    @property
-    def runs(self) -> int:
-        return len(RULES) * self.starts
-
-
-SIZES: Mapping[Scale, NoiseSize] = {
-    "cpu": NoiseSize(
-        Family("gpt:cpu_192_r1,depth=2"), tuple(range(1, 41)), steps=3, batch=2, sequence=128
+SIZES: Mapping[Scale, OverHeads] = {
+    "cpu": OverHeads(
+        Family("gpt:cpu_192_r1,depth=2"),
+        tuple(range(1, 41)),
+        steps=3,
+        sequence=128,
+        batch=2,
+        std=0.1,
     ),
     # The paper's coordinate check, over bytes.
-    "paper": NoiseSize(
-        Family("gpt:coordinate_12,vocabulary=256"),
-        tuple(range(1, 11)),
-        steps=5,
-        batch=1,
-        sequence=1024,
+    "paper": OverHeads(
+        Family("gpt:coordinate_12,vocabulary=256"), tuple(range(1, 11)), 5, 1024, std=0.1
     ),
 }
 
 
 @dataclass(frozen=True)
 class Noise:
-    """One quantity under one rule, by seed over r, and its mean where that is of the same kind."""
+    """One quantity under one rule, by seed over r."""
 
     quantity: str
     rule: str
@@ -124,35 +96,21 @@ class Noise:
 
 
 class GqaNoise(Experiment):
-    """The spread over seeds against r: of updates after a few steps, and of optimum and loss of a
-    study.
+    """The spread over seeds against r: of updates after a few steps, and of a study's optimum and
+    loss.
     """
 
     name: ClassVar[str] = "gqa-noise"
 
     def cost(self, scale: Scale, workers: int) -> Cost:
-        size, study = SIZES[scale], study_cost(catalogue.load(self.name, scale), workers)
-        passes = len(size.seeds) * len(RULES) * (size.steps + 1)
-        models = {shape_of(size.family, n_kv_heads=heads): passes for heads in KV_HEADS}
-        updates = estimated(
-            models, batch=size.batch, sequence=size.sequence, runs=size.runs, workers=workers
-        )
-        return Cost(
-            study.runs + updates.runs, study.tokens + updates.tokens, study.hours + updates.hours
-        )
+        study = study_cost(catalogue.load(self.name, scale), workers)
+        return study + SIZES[scale].cost(len(RULES), workers)
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
-        """First the updates, in `folder/updates`, then the study, which is the folder itself."""
-        config = catalogue.load(self.name, scale)
-        study = Study.create(config, folder)
-        before, ahead = SIZES[scale].runs, sum(study.snapshot().expected.values())
-        run_updates(
-            scale,
-            folder,
-            engine=how.engine,
-            report=lambda done: how.report(done, before + ahead),
-            remark=how.remark,
-        )
+        """First the updates, in `folder/updates`, then the study, in the folder itself."""
+        study = Study.create(catalogue.load(self.name, scale), folder)
+        before = len(RULES) * SIZES[scale].starts
+        run_updates(scale, folder, how, before + sum(study.snapshot().expected.values()))
         study.run(
             engine=how.engine,
             report=lambda now: how.report(
@@ -163,28 +121,24 @@ class GqaNoise(Experiment):
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
         size, updates = SIZES[scale], _updates(folder / "updates", SIZES[scale])
-        trained, remarks = _trained(folder)
-        paths = _saved(updates, folder / "updates" / "spreads", _updates_figure(updates, size))
-        paths += _saved(trained, folder / "spreads", _trained_figure(trained)) if trained else []
-        lines = (*_table([*updates, *trained]), *remarks)
-        return Findings(
-            lines, (*_update_claims(updates, size), *_trained_claims(trained, folder)), tuple(paths)
-        )
+        trained, runs, remarks = _trained(folder)
+        theory = "√(r/2n), of the\ninitial matrix"
+        what = f"‖ΔW‖/‖W0‖ over {len(size.seeds)} seeds"
+        paths = _saved(updates, folder / "updates" / "spreads", what, theory)
+        if trained:
+            what = f"training runs over {trained[0].seeds} seeds"
+            paths += _saved(trained, folder / "spreads", what, "")
+        claims = (*_update_claims(updates, size.starts), *_trained_claims(trained, runs))
+        return Findings((_table([*updates, *trained]), *remarks), claims, tuple(paths))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = SIZES[scale]
         yield f"{self.name}: updates under {' and '.join(RULES)} over"
-        for heads in KV_HEADS:
-            model, base = (
-                on_meta(size.family)(n_kv_heads=heads),
-                on_meta(size.family)(n_kv_heads=max(KV_HEADS)),
-            )
-            rates = [
-                _key_rate(plan(model, base=base, optimizer="adamw", rule=rule_named(rule)))
-                for rule in RULES
-            ]
-            yield f"  {described(model)}; rate of keys × {rates[0]:.4g} and {rates[1]:.4g}"
-        yield f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} tokens: {size.runs} runs"
+        yield from size.described(_RULES)
+        yield (
+            f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} "
+            f"tokens: {len(RULES) * size.starts} runs"
+        )
         yield f"{self.name}: the study"
         yield from validate(catalogue.load(self.name, scale))
 
@@ -192,254 +146,177 @@ class GqaNoise(Experiment):
 EXPERIMENT = GqaNoise()
 
 
-def _key_rate(made: Plan) -> float:
-    return next(one.lr for one in made.parameters.values() if one.role == "key")
-
-
 def run_updates(
-    scale: Scale,
-    folder: Path,
-    *,
-    engine: Engine | None = None,
-    report: Callable[[int], None] = lambda done: None,
-    remark: Callable[[str], None] = lambda text: None,
+    scale: Scale, folder: Path, how: Running = QUIETLY, total: int | None = None
 ) -> None:
-    """A coordinate check for each rule; `report` hears how many runs are done."""
-    size = SIZES[scale]
-    for number, rule in enumerate(RULES):
-        coordinate_check(
-            size.family,
-            {"n_kv_heads": KV_HEADS},
-            rule=rule,
-            seeds=size.seeds,
-            steps=size.steps,
-            setup=size.setup,
-            engine=engine,
-            folder=folder / "updates" / rule,
-            report=lambda done, _, before=number * size.starts: report(before + done),
-            remark=remark,
-        )
+    """A coordinate check for each rule."""
+    SIZES[scale].run(_RULES, folder / "updates", how, total)
 
 
-# What the records say
+# What the records show
 
 
-def _updates(folder: Path, size: NoiseSize) -> list[Noise]:
+def _updates(folder: Path, size: OverHeads) -> list[Noise]:
     """‖ΔW‖/‖W0‖ of keys and values: its logarithm, whose spread is the relative one, and itself."""
+    shape = shape_of(size.family, n_kv_heads=max(size.kv_heads))
+    inner = shape.n_heads * shape.head_size  # the paper's n
     found: list[Noise] = []
     for rule in RULES:
         check = recorded_check(folder / rule, size.starts)
-        theory = tuple(math.sqrt(r / 2 / _inner(size)) for r in check.x)
+        theory = tuple(math.sqrt(r / 2 / inner) for r in check.x)
         for role in ROLES:
-            values = _ratios(check, role)
+            values = tuple(map(tuple, relative_updates(check, role)))
             logs = tuple(tuple(map(math.log, row)) for row in values)
             found.append(Noise(f"update of {role}, relative", rule, check.x, logs, theory))
             found.append(Noise(f"update of {role}", rule, check.x, values))
     return found
 
 
-def _ratios(check: CheckResult, role: str) -> tuple[tuple[float, ...], ...]:
-    table = NormTable(check.runs, "r")
-    return tuple(map(tuple, table.means(lambda run: by_step(run, STATISTICS["update"], role))))
+_OF_SEEDS: Mapping[str, Callable[[CellAnalysis], Mapping[int, float]]] = {
+    "optimal rate, octaves": lambda cell: cell.optimum.seed_optima if cell.optimum else {},
+    "loss at the optimum, nats": lambda cell: cell.optimum.seed_losses if cell.optimum else {},
+}
 
 
-def _inner(size: NoiseSize) -> int:
-    """Heads × head_dim, which is the paper's n."""
-    shape = shape_of(size.family, n_kv_heads=max(KV_HEADS))
-    return shape.n_heads * shape.head_size
-
-
-def _trained(folder: Path) -> tuple[list[Noise], list[str]]:
-    """The optima and losses of the study's seeds; and of what nothing can be said, why."""
+def _trained(folder: Path) -> tuple[list[Noise], int, list[str]]:
+    """Optima and losses of the study's seeds, the number of runs, remarks on what is missing."""
     if not (folder / "study.toml").exists():
-        return [], [
-            "The study has not been run here: nothing is said of the optimal rate and the loss."
-        ]
+        text = "The study has not been run here: no result for the optimal rate and the loss."
+        return [], 0, [text]
     now = Study.open(folder).snapshot()
     if len(now.done) < len(now.cells):
         total = sum(now.expected.values())
-        return [], [
-            f"The study has {len(now.trials)} of {total} runs: nothing is said of optimal rate and "
-            "loss yet."
-        ]
+        text = f"The study has {len(now.trials)} of {total} runs: no result for the optimal rate "
+        return [], 0, [f"{text}and the loss yet."]
     cells = sorted(analysis_of(now).cells, key=lambda cell: cell.member.position or 0)
     found, remarks = list[Noise](), list[str]()
-    for quantity in ("optimal rate, octaves", "loss at the optimum, nats"):
-        lost = [
-            f"{cell.rule} at {cell.member.label}" for cell in cells if not _of_seeds(cell, quantity)
-        ]
+    for quantity, of_seeds in _OF_SEEDS.items():
+        lost = [f"{cell.rule} at {cell.member.label}" for cell in cells if not of_seeds(cell)]
         if lost:
-            remarks.append(
-                f"Nothing is said of the {quantity.partition(',')[0]}: {', '.join(lost)} has no "
-                "minimum."
-            )
-        else:
-            found += [
-                _noise(quantity, rule, [cell for cell in cells if cell.rule == rule])
-                for rule in RULES
-            ]
-    return found, remarks
+            name = quantity.partition(",")[0]
+            remarks.append(f"No result for the {name}: no minimum for {', '.join(lost)}.")
+            continue
+        for rule in RULES:
+            own = [cell for cell in cells if cell.rule == rule]
+            by_seed = [of_seeds(cell) for cell in own]
+            seeds = sorted(set.intersection(*map(set, by_seed)))
+            values = tuple(tuple(one[seed] for one in by_seed) for seed in seeds)
+            r = tuple(int(cell.member.position or 0) for cell in own)
+            found.append(Noise(quantity, rule, r, values))
+    return found, len(now.trials), remarks
 
 
-def _noise(quantity: str, rule: str, cells: Sequence[CellAnalysis]) -> Noise:
-    by_seed = [_of_seeds(cell, quantity) for cell in cells]
-    seeds = sorted(set.intersection(*(set(one) for one in by_seed)))
-    values = tuple(tuple(one[seed] for one in by_seed) for seed in seeds)
-    return Noise(quantity, rule, tuple(int(cell.member.position or 0) for cell in cells), values)
-
-
-def _of_seeds(cell: CellAnalysis, quantity: str) -> Mapping[int, float]:
-    if cell.optimum is None:
-        return {}
-    return (
-        cell.optimum.seed_optima
-        if quantity.startswith("optimal rate")
-        else cell.optimum.seed_losses
-    )
-
-
-def _saved(noises: Sequence[Noise], stem: Path, figure: "Figure") -> list[Path]:
+def _saved(noises: Sequence[Noise], stem: Path, what: str, theory: str) -> list[Path]:
     rows = [
         {
-            "quantity": one.quantity, "rule": one.rule, "r": r, "seeds": one.seeds, "mean": sum(column) / len(column),
-            "sd": spread.value, "low": spread.low, "high": spread.high,
+            "quantity": one.quantity, "rule": one.rule, "r": r, "seeds": one.seeds,
+            "mean": sum(row[place] for row in one.values) / one.seeds, "sd": spread.value,
+            "low": spread.low, "high": spread.high,
         }
         for one in noises
-        for r, spread, column in zip(one.r, one.spreads(), zip(*one.values, strict=True), strict=True)
+        for place, (r, spread) in enumerate(zip(one.r, one.spreads(), strict=True))
     ]  # fmt: skip
+    figure = draw_panels(
+        _panels(noises),
+        x_label="repetitions r",
+        log_x=True,
+        y_label="standard deviation over seeds",
+        title=f"Spread of {what} (bands: 95 % χ² intervals)",
+        theory=theory,
+    )
     return [
         reports.save_csv(rows, stem.with_suffix(".csv")),
         *reports.save_figure(figure, stem, ("png", "svg")),
     ]
 
 
-def _table(noises: Sequence[Noise]) -> Iterator[str]:
-    yield f"{'spread over seeds of':<27}{'rule':<12}{'sd at each r':<58}{'slope':>6}  {'interval':<15}{'p (grows)':>9}"
-    for one in noises:
-        spreads = "  ".join(
-            f"{r}: {spread.value:.3g}" for r, spread in zip(one.r, one.spreads(), strict=True)
+def _panels(noises: Sequence[Noise]) -> list[Panel]:
+    """One for each quantity, with one curve per rule."""
+    return [
+        Panel(
+            quantity,
+            [
+                panel_line(one.rule, one.r, one.spreads(), one.theory)
+                for one in noises
+                if one.quantity == quantity
+            ],
         )
-        growth = one.growth()
-        interval = f"[{growth.low:+.2f}, {growth.high:+.2f}]"
-        yield f"{one.quantity:<27}{one.rule:<12}{spreads:<58}{growth.value:>+6.2f}  {interval:<15}{one.chance():>9.3f}"
+        for quantity in dict.fromkeys(one.quantity for one in noises)
+    ]
 
 
-def _update_claims(noises: Sequence[Noise], size: NoiseSize) -> Iterator[Claim]:
+def _table(noises: Sequence[Noise]) -> str:
+    head = ("spread over seeds of", "rule", "sd at each r", "slope", "interval", "p (grows)")
+    rows: list[list[str]] = []
+    for one in noises:
+        pairs = zip(one.r, one.spreads(), strict=True)
+        spreads = "  ".join(f"{r}: {spread.value:.3g}" for r, spread in pairs)
+        slope, interval = _signed(one.growth()).split(" ", 1)
+        rows.append([one.quantity, one.rule, spreads, slope, interval, f"{one.chance():.3f}"])
+    return text_table(head, rows, right=("slope", "p (grows)"), details=("sd at each r",))
+
+
+def _signed(one: Estimate) -> str:
+    return signed(one.value, one.low, one.high)
+
+
+def _update_claims(noises: Sequence[Noise], runs: int) -> Iterator[Claim]:
     relative = [one for one in noises if one.quantity.endswith("relative")]
     absolute = [one for one in noises if not one.quantity.endswith("relative")]
     grown, held = (
         [one for one in absolute if one.rule == rule] for rule in ("gqa-mup", "complete-p")
     )
-    yield _claim(
-        "under gqa-mup updates get noisier as key/value heads get fewer",
-        grown,
-        size.starts,
-        _grows(grown),
-    )
-    yield _claim("without its factor their noise is held", held, size.starts, _held(held))
+    says = "Under gqa-mup, updates get noisier with fewer key/value heads"
+    yield _claim(says, grown, runs, _grows(grown))
+    yield _claim("Without its factor, their noise is held", held, runs, _held(held))
     own = [one for one in relative if one.rule == "gqa-mup"]
-    asked = "Does the relative noise of updates grow as √r, as that of the initial matrix does, √(r/2n)?"
-    yield _claim(asked, own, size.starts, "ours", _like_root(own))
+    question = "Does the relative noise of updates grow as √r, like the initial matrix's √(r/2n)?"
+    yield _claim(question, own, runs, "ours", _like_root(own))
 
 
-def _trained_claims(noises: Sequence[Noise], folder: Path) -> Iterator[Claim]:
+def _trained_claims(noises: Sequence[Noise], runs: int) -> Iterator[Claim]:
     """Both rules are shown, so all runs count."""
-    runs = len(Study.open(folder).trials) if noises else 0
-    for one in noises:
-        if one.rule == "gqa-mup":
-            beside = next(
-                other
-                for other in noises
-                if (other.quantity, other.rule) == (one.quantity, "complete-p")
-            )
-            claim = f"under gqa-mup the noise of the {one.quantity.partition(',')[0]} grows as key/value heads get fewer"
-            yield _claim(claim, [one, beside], runs, _grows([one]))
+    for quantity in dict.fromkeys(one.quantity for one in noises):
+        own = {one.rule: one for one in noises if one.quantity == quantity}
+        name = quantity.partition(",")[0]
+        says = f"Under gqa-mup, the noise of the {name} grows with fewer key/value heads"
+        derived = own["gqa-mup"]
+        yield _claim(says, [derived, own["complete-p"]], runs, _grows([derived]))
 
 
 def _claim(
-    says: str, noises: Sequence[Noise], runs: int, verdict: Verdict | Literal["ours"], answer: str = ""
+    says: str, noises: Sequence[Noise], runs: int, verdict: Verdict | Literal["ours"],
+    answer: str = "",
 ) -> Claim:  # fmt: skip
     seen = "; ".join(
         f"sd of {one.quantity} ({one.rule}) {one.spreads()[0].value:.3g} at r = {one.r[0]}, "
         f"{one.spreads()[-1].value:.3g} at r = {one.r[-1]}, slope "
-        f"{_written(one.growth(len(noises)))}, "
-        f"p = {one.chance():.3f}"
+        f"{_signed(one.growth(len(noises)))}, p = {one.chance():.3f}"
         for one in noises
     )
     return Claim("gqa-noise", says, f"{answer}{seen} ({noises[0].seeds} seeds)", runs, verdict)
-
-
-def _written(one: Estimate) -> str:
-    return f"{one.value:+.2f} [{one.low:+.2f}, {one.high:+.2f}]"
-
-
-_OPEN: Verdict = "cannot be decided at this scale"
-
-
-def _grows(noises: Sequence[Noise]) -> Verdict:
-    growths = [one.growth(len(noises)) for one in noises]
-    if all(one.low > 0 for one in growths):
-        return "agrees"
-    return "disagrees" if any(one.high < 0 for one in growths) else _OPEN
-
-
-def _held(noises: Sequence[Noise]) -> Verdict:
-    """That it does not grow is shown where all of the interval lies below half of √r's slope."""
-    growths = [one.growth(len(noises)) for one in noises]
-    if all(one.high < HALF / 2 for one in growths):
-        return "agrees"
-    return "disagrees" if any(one.low > 0 for one in growths) else _OPEN
-
-
-def _like_root(noises: Sequence[Noise]) -> str:
-    """A slope of ½: told from 0, and not from ½."""
-    growths = {one.quantity: one.growth(len(noises)) for one in noises}
-    unlike = [quantity for quantity, one in growths.items() if one.excludes(HALF)]
-    if unlike:
-        return f"No, a slope of ½ is excluded for the {' and the '.join(unlike)}: "
-    return (
-        "Yes: "
-        if all(one.excludes(0) for one in growths.values())
-        else "Not to be told at this scale: "
-    )
 
 
 HALF = 0.5
 """The slope of √r."""
 
 
-def _updates_figure(noises: Sequence[Noise], size: NoiseSize) -> "Figure":
-    return draw_panels(
-        _panels(noises),
-        x_label="repetitions r",
-        y_label="standard deviation over seeds",
-        title=f"Spread of ‖ΔW‖/‖W0‖ over {len(size.seeds)} seeds (bands: 95 % χ² intervals)",
-        theory="√(r/2n), of the\ninitial matrix",
-        log_x=True,
-    )
+def _grows(noises: Sequence[Noise]) -> Verdict:
+    growths = [one.growth(len(noises)) for one in noises]
+    return decided(all(one.low > 0 for one in growths), any(one.high < 0 for one in growths))
 
 
-def _trained_figure(noises: Sequence[Noise]) -> "Figure":
-    return draw_panels(
-        _panels(noises),
-        x_label="repetitions r",
-        y_label="standard deviation over seeds",
-        title=f"Spread of training runs over {noises[0].seeds} seeds (bands: 95 % χ² intervals)",
-        theory="",
-        log_x=True,
-    )
+def _held(noises: Sequence[Noise]) -> Verdict:
+    """Held means that the whole interval is below half of √r's slope."""
+    growths = [one.growth(len(noises)) for one in noises]
+    return decided(all(one.high < HALF / 2 for one in growths), any(one.low > 0 for one in growths))
 
 
-def _panels(noises: Sequence[Noise]) -> list[Panel]:
-    """One for each quantity, a curve a rule."""
-    panels: list[Panel] = []
-    for quantity in dict.fromkeys(one.quantity for one in noises):
-        curves: list[Line] = []
-        for one in (one for one in noises if one.quantity == quantity):
-            spreads = one.spreads()
-            columns = (
-                [getattr(spread, name) for spread in spreads] for name in ("value", "low", "high")
-            )
-            curves.append(Line(one.rule, one.r, *columns, theory=one.theory))
-        panels.append(Panel(quantity, curves))
-    return panels
+def _like_root(noises: Sequence[Noise]) -> str:
+    """Yes where the interval of the slope excludes 0 but not ½."""
+    growths = {one.quantity: one.growth(len(noises)) for one in noises}
+    unlike = [quantity for quantity, one in growths.items() if one.excludes(HALF)]
+    if unlike:
+        return f"No, a slope of ½ is excluded for the {' and the '.join(unlike)}: "
+    grows = all(one.excludes(0) for one in growths.values())
+    return "Yes: " if grows else "Cannot be decided at this scale: "

@@ -1,14 +1,13 @@
-"""Where is the key/value factor, really? Ours: the paper derives (1 + √r)/2 and compares it with 1
-alone.
+"""Which key/value factor is best? Ours: the paper derives (1 + √r)/2 and compares it only with 1.
 
-Five factors f at r = 4 and 12, each with a search over the rate. Two questions, which need not have
-one answer: which f leaves the optimum of the rate where it is at r = 1, and which gives the lowest
-loss at its own optimum? Both as γ of f = ((1 + √r)/2)^γ, so that 1 is the paper's rule and 0 that
-of complete-p.
+Five factors f at r = 4 and 12, each with a search over the learning rate. Two questions, which may
+have different answers: which f leaves the optimal rate where it is at r = 1, and which gives the
+lowest loss at its own optimum? Both answers are a γ in f = ((1 + √r)/2)^γ: γ = 1 is the paper's
+rule, and γ = 0 is complete-p.
 
 At r = 1 all factors are the same training. Those runs are a study of their own in the folder
-`base`; where `gqa-ablation` lies beside the folder, they are taken over from it, and so are those
-of complete-p and gqa-mup.
+`base`. If `gqa-ablation` is next to the folder, its runs at r = 1 and under complete-p and gqa-mup
+are reused.
 """
 
 import dataclasses
@@ -26,9 +25,10 @@ from mupscale.analysis.exponents import (
     log2_paper_factor,
 )
 from mupscale.errors import OptionError
+from mupscale.paper.claims import Claim
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import QUIETLY, Claim, Cost, Findings, Running, Scale, refuse_empty
+from mupscale.paper.experiment import QUIETLY, Cost, Findings, Running, Scale, refuse_empty
 from mupscale.paper.sweeps import FIGURES, Sweep, SweepFinding, with_ends
 from mupscale.recipes.calibrating import factored
 from mupscale.reports.factors import FactorCurve, FactorPanel, draw_factors
@@ -54,12 +54,8 @@ class KvFactor(Sweep):
         )
 
     def cost(self, scale: Scale, workers: int) -> Cost:
-        first, second = (
-            study_cost(config, workers) for config in (self.config(scale), self.base_config(scale))
-        )
-        return Cost(
-            first.runs + second.runs, first.tokens + second.tokens, first.hours + second.hours
-        )
+        own, base = self.config(scale), self.base_config(scale)
+        return study_cost(own, workers) + study_cost(base, workers)
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
         known = _beside(folder, scale)
@@ -91,11 +87,12 @@ class KvFactor(Sweep):
                 draw_factors(_panels(found), title=_TITLE), folder / "figures" / "factors", FIGURES
             ),
         ]
-        lines = [*shown.lines, *(_line(answer) for answer in (found.still, found.loss))]
+        answers = [_answered(answer) for answer in (found.still, found.loss)]
+        lines = [*shown.lines, *(f"{question}\n  {text}" for question, text in answers)]
         return Findings(tuple(lines), self._claims(found), (*shown.paths, *paths))
 
-    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
-        """None from this study alone: the questions are put to the runs at r = 1, too."""
+    def claims(self, finding: SweepFinding) -> Iterator[Claim]:
+        """None from this study alone: the questions need the runs at r = 1, too."""
         yield from ()
 
     def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
@@ -111,25 +108,23 @@ class KvFactor(Sweep):
         )
         if base is None:
             raise OptionError(
-                f"{folder / BASE} holds no runs at r = 1, and {BESIDE} does not lie beside "
-                f"{folder}. Run mupscale "
-                f"paper {self.name}, which makes them."
+                f"{folder / BASE} holds no runs at r = 1, and there is no {BESIDE} next to "
+                f"{folder}. Run: mupscale paper {self.name}"
             )
         tried = factored([Study.open(folder), base], only={base.config.name: [BASE_RULE]})
-        several = {
-            one.r for one in tried if one.log2_factor
-        }  # the ablation has more r than have factors here
+        # The ablation has values of r that have no factors here.
+        several = {one.r for one in tried if one.log2_factor}
         return fit_exponents([one for one in tried if one.r == 1 or one.r in several])
 
     def _claims(self, found: Exponents) -> tuple[Claim, ...]:
         return tuple(
-            Claim(self.name, *_said(answer), found.runs, "ours")
+            Claim(self.name, *_answered(answer), found.runs, "ours")
             for answer in (found.still, found.loss)
         )
 
 
 def _beside(folder: Path, scale: Scale) -> Study | None:
-    """The ablation over r, in whichever folder it is kept."""
+    """The ablation over r, in either of its usual folders."""
     places = (folder.parent / BESIDE, folder.parent / f"{BESIDE}-{scale}")
     kept = next((place for place in places if (place / "records.jsonl").exists()), None)
     return None if kept is None else Study.open(kept)
@@ -137,43 +132,40 @@ def _beside(folder: Path, scale: Scale) -> Study | None:
 
 _TITLE = "Where is the key/value factor? Triangles: the paper's, (1 + √r)/2"
 _QUESTIONS = {
-    "still": "Which key/value factor f = ((1 + √r)/2)^γ leaves the best rate unmoved in r?",
-    "loss": "Which key/value factor f = ((1 + √r)/2)^γ gives the lowest loss at its own best rate?",
+    "still": "With which key/value factor f = ((1 + √r)/2)^γ is the best learning rate the same "
+    "for every r?",
+    "loss": "Which key/value factor f = ((1 + √r)/2)^γ gives the lowest loss at its own best "
+    "learning rate?",
 }
 
 
-def _said(answer: Exponent) -> tuple[str, str]:
-    """The question, and what was seen."""
+def _answered(answer: Exponent) -> tuple[str, str]:
+    """The question and its answer."""
     parts = [
         f"γ {_ends(answer.gamma)}",
         *(f"r = {r:g} alone: {_ends(one)}" for r, one in answer.by_r.items()),
     ]
     if answer.one_serves is not None:
-        serves = "does not serve" if answer.one_serves < _ONE_SERVES else "may serve"
-        parts.append(f"one γ {serves} both (p = {answer.one_serves:.2f})")
-    told = [
+        fits = "does not fit" if answer.one_serves < _ONE_SERVES else "may fit"
+        parts.append(f"one γ {fits} both (p = {answer.one_serves:.2f})")
+    excluded = [
         name
         for value, name in ((0.0, "1"), (1.0, "(1 + √r)/2"))
         if answer.gamma and answer.gamma.excludes(value)
     ]
     parts.append(
-        f"excludes f = {' and f = '.join(told)}"
-        if told
+        f"excludes f = {' and f = '.join(excluded)}"
+        if excluded
         else "excludes neither f = 1 nor f = (1 + √r)/2"
     )
     return _QUESTIONS[answer.question], "; ".join(parts)
 
 
-def _line(answer: Exponent) -> str:
-    question, seen = _said(answer)
-    return f"{question}\n  {seen}"
-
-
 def _ends(one: Estimate | None) -> str:
-    """With half an interval, where there is one.
+    """With a one-sided interval, where there is one.
 
-    >>> _ends(Estimate(0.5, -math.inf, 1.25)), _ends(Estimate(0.5, 0.25, 0.75)), _ends(Estimate(1, -math.inf, math.inf))
-    ('below 1.25 (best 0.50)', '0.50 [0.25, 0.75]', 'not bounded')
+    >>> _ends(Estimate(0.5, -math.inf, 1.25)), _ends(Estimate(1, -math.inf, math.inf))
+    ('below 1.25 (best 0.50)', 'not bounded')
     """
     if one is None or one.bounded:
         return with_ends(one)
@@ -205,27 +197,16 @@ def _panels(found: Exponents) -> list[FactorPanel]:
         (base.value, base.low, base.high) if base and math.isfinite(base.high - base.low) else None
     )
     return [
-        FactorPanel(
-            "best base rate",
-            "log2 of the rate",
-            _curves(found, "still"),
-            reference,
-            _note(found.still),
-        ),
-        FactorPanel(
-            "loss at its own best rate", "nats", _curves(found, "loss"), None, _note(found.loss)
-        ),
+        FactorPanel(title, unit, _curves(found, question), line, f"γ {_ends(answer.gamma)}")
+        for title, unit, question, line, answer in (
+            ("best base rate", "log2 of the rate", "still", reference, found.still),
+            ("loss at its own best rate", "nats", "loss", None, found.loss),
+        )
     ]
 
 
-def _note(answer: Exponent) -> str:
-    return f"γ {_ends(answer.gamma)}"
-
-
 def _curves(found: Exponents, question: str) -> list[FactorCurve]:
-    """Losses have no intervals of their own here: what seeds do at one r is common to all its
-    factors.
-    """
+    """Losses have no intervals here: the effect of seeds at one r is common to all its factors."""
     curves: list[FactorCurve] = []
     for r in sorted({cell.r for cell in found.cells}):
         cells = [cell for cell in found.cells if cell.r == r and cell.usable]

@@ -1,10 +1,8 @@
-"""Beyond the paper: does the best rate hold over r under other optimizers, with the factor derived
-for them?
-"""
+"""Beyond the paper: is the best learning rate the same for every r under other optimizers?"""
 
 from collections.abc import Iterator
 
-from mupscale.paper.experiment import Claim
+from mupscale.paper.claims import Claim
 from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
 
 
@@ -13,25 +11,25 @@ class OtherOptimizer(Sweep):
 
     optimizer: str
 
-    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
-        words = [drift_words(seen, rule) for rule in ("complete-p", "gqa-mup")]
+    def claims(self, finding: SweepFinding) -> Iterator[Claim]:
+        words = [drift_words(finding, rule) for rule in ("complete-p", "gqa-mup")]
         for quantity, digits in (("drift", 2), ("loss at the optimum", 4)):
-            found = seen.comparison(quantity, "gqa-mup", "complete-p")
+            found = finding.comparison(quantity, "gqa-mup", "complete-p")
             if found is not None:
-                words.append(
-                    f"gqa-mup minus complete-p, {quantity}: {with_ends(found.difference, digits)}"
-                )
-        question = f"Does the best rate hold over r under {self.optimizer}, with the derived factor and without?"
-        yield Claim(self.name, question, "; ".join(words), seen.count(), "ours")
+                difference = with_ends(found.difference, digits)
+                words.append(f"gqa-mup minus complete-p, {quantity}: {difference}")
+        question = (
+            f"Is the best learning rate the same for every r under {self.optimizer}, with the "
+            "derived factor and without?"
+        )
+        yield Claim(self.name, question, "; ".join(words), finding.count(), "ours")
 
 
 class MuonStudy(OtherOptimizer):
-    name = "muon"
-    study = "muon"
+    name = study = "muon"
     optimizer = "Muon"
 
 
 class SgdStudy(OtherOptimizer):
-    name = "sgd"
-    study = "sgd"
+    name = study = "sgd"
     optimizer = "SGD with momentum"

@@ -1,8 +1,7 @@
-"""The paper's parameterization table, derived, beside what it prints, cell by cell.
+"""The paper's parameterization table, derived and compared with the print, cell by cell.
 
 Two cells are equal when they are the same function of n and r. The row that the paper names "Init.
-Var." is compared twice: as the variance that it is called, and as the standard deviation that it
-holds.
+Var." is compared twice: as a variance, as its name says, and as the standard deviation that it is.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,24 +11,28 @@ from pathlib import Path
 import sympy
 
 from mupscale import reports
-from mupscale.paper.experiment import QUIETLY, Claim, Cost, Experiment, Findings, Running, Scale
+from mupscale.paper.claims import Claim
+from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
 from mupscale.text import text_table
 from mupscale.theory import Readout, Scaling, derive, parameterization
 from mupscale.theory.formulas import Expr, inline, n, parse
 
 PRINTED: Mapping[str, Mapping[str, str]] = {
     "Init. Var.": {
-        "Embed": "1", "Unembed": "1", "Q, O": "1/sqrt(n)", "K, "
-                                                           "V": "1/sqrt(n)", "Feed-forward": "1/sqrt(n)",
+        "Embed": "1", "Unembed": "1", "Q, O": "1/sqrt(n)", "K, V": "1/sqrt(n)",
+        "Feed-forward": "1/sqrt(n)",
     },
     "Multiplier": {"Embed": "1", "Unembed": "1/n", "Q, O": "1", "K, V": "1", "Feed-forward": "1"},
-    "LR": {"Embed": "1", "Unembed": "1", "Q, O": "1/n", "K, V": "(1 + "
-                                                                "sqrt(r))/(2*n)", "Feed-forward": "1/n"},
+    "LR": {
+        "Embed": "1", "Unembed": "1", "Q, O": "1/n", "K, V": "(1 + sqrt(r))/(2*n)",
+        "Feed-forward": "1/n",
+    },
     "Weight Decay": {
-        "Embed": "1", "Unembed": "1", "Q, O": "n", "K, V": "2*n/(1 + sqrt(r))", "Feed-forward": "n",
+        "Embed": "1", "Unembed": "1", "Q, O": "n", "K, V": "2*n/(1 + sqrt(r))",
+        "Feed-forward": "n",
     },
 }  # fmt: skip
-"""As the paper prints it, by its own names of rows."""
+"""As the paper prints it, with its own row names."""
 
 _INIT, _READ_AS_STD = "Init. Var.", "Init. Var., read as std"
 _READINGS: Mapping[str, tuple[str, Callable[[Scaling], Expr]]] = {
@@ -39,7 +42,7 @@ _READINGS: Mapping[str, tuple[str, Callable[[Scaling], Expr]]] = {
     "Weight Decay": ("Weight Decay", lambda scaling: scaling.weight_decay),
     _INIT: (_INIT, lambda scaling: scaling.init_std**2),
 }
-"""What is compared: a printed row, and what it says."""
+"""What is compared: a printed row, and our formula for it."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def same(left: Expr, right: Expr) -> bool:
 
 
 def as_lines() -> Iterator[str]:
-    """A row of the table a line, with what is not as printed behind it."""
+    """The derived table, with every difference from the print."""
     found, head = cells(), list(PRINTED[_INIT])
     rows: list[list[str]] = []
     for row in dict.fromkeys(cell.row for cell in found):
@@ -89,19 +92,17 @@ def as_lines() -> Iterator[str]:
 
 
 def claims() -> list[Claim]:
-    """The table as a whole, the two cells that are the paper's own, and where it contradicts
-    itself.
-    """
+    """The two cells that are the paper's own, the whole table, and its contradictions."""
     found = cells()
     table = [cell for cell in found if cell.row != _INIT]
     own = [cell for cell in table if cell.column == "K, V" and cell.row in ("LR", "Weight Decay")]
     init = [cell for cell in found if cell.row == _INIT]
     as_std = [cell for cell in found if cell.row == _READ_AS_STD]
     return [
-        _claim("keys and values: η = (1 + √r)/(2n), λ = 2n/(1 + √r)", own),
-        _claim("the parameterization table, its first row read as standard deviations", table),
+        _claim("Keys and values: η = (1 + √r)/(2n), λ = 2n/(1 + √r)", own),
+        _claim("The parameterization table, its first row read as standard deviations", table),
         _claim(
-            'the first row holds variances ("Init. Var.")',
+            'The first row holds variances ("Init. Var.")',
             init,
             f"; as standard deviations {_count(as_std)}",
         ),
@@ -111,7 +112,7 @@ def claims() -> list[Claim]:
 
 def _claim(says: str, compared: list[DerivedCell], more: str = "") -> Claim:
     agrees = all(cell.equal for cell in compared)
-    seen = f"{_count(compared)} equal to what is derived{more}"
+    seen = f"{_count(compared)} equal to the derived ones{more}"
     return Claim(
         Parameterization.name, says, seen, runs=0, verdict="agrees" if agrees else "disagrees"
     )
@@ -122,15 +123,13 @@ def _count(compared: list[DerivedCell]) -> str:
 
 
 def _readout_claim() -> Claim:
-    """The text gives the output layer η = 1/n and λ = n, the table η = λ = 1 and a multiplier of
-    1/n.
-    """
+    """The text gives the output layer η = 1/n, λ = n; the table η = λ = 1 and multiplier 1/n."""
     folded = derive(Readout(n), "adamw", rule="gqa-mup").fold()
     agrees = same(folded.lr, 1 / n) and same(folded.weight_decay, n)
     seen = (
         f"with the multiplier folded in: η = {inline(folded.lr)}, λ = {inline(folded.weight_decay)}"
     )
-    says = "output layer: η = 1/n, λ = n in the text; multiplier 1/n, η = 1, λ = 1 in the table"
+    says = "Output layer: η = 1/n, λ = n in the text; multiplier 1/n, η = 1, λ = 1 in the table"
     return Claim(Parameterization.name, says, seen, 0, "agrees" if agrees else "disagrees")
 
 
@@ -143,7 +142,7 @@ class Parameterization(Experiment):
         return None
 
     def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
-        """There is nothing to carry out: the table is derived when it is asked for."""
+        """Nothing to run: the table is derived when needed."""
         how.report(len(cells()), len(cells()))
 
     def findings(self, scale: Scale, folder: Path) -> Findings:

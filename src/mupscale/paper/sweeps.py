@@ -12,11 +12,11 @@ from mupscale.analysis import Estimate, StudyAnalysis, analyse
 from mupscale.analysis.families import CellAnalysis, Comparison, RuleTransfer
 from mupscale.analysis.measurements import Measurement
 from mupscale.paper.catalogue import load
+from mupscale.paper.claims import Claim
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
 from mupscale.paper.experiment import (
     QUIETLY,
-    Claim,
     Cost,
     Experiment,
     Findings,
@@ -28,7 +28,7 @@ from mupscale.records import write_whole
 from mupscale.reports.maps import MapGrid, map_grids
 from mupscale.reports.page import study_page
 from mupscale.reports.page.of_study import page_data
-from mupscale.studies import Study, StudyConfig
+from mupscale.studies import Snapshot, Study, StudyConfig
 from mupscale.studies.measured import measured
 from mupscale.studies.summary import rows, table_text
 
@@ -37,7 +37,7 @@ FIGURES = ("png", "svg")
 
 @dataclass(frozen=True)
 class SweepFinding:
-    """A study's runs and what they say."""
+    """A study's runs and their analysis."""
 
     analysis: StudyAnalysis
     runs: Sequence[Measurement]
@@ -48,7 +48,7 @@ class SweepFinding:
 
     @cached_property
     def grids(self) -> list[MapGrid]:
-        """The maps over two searched parameters: seconds of work, looked at by several claims."""
+        """The maps over two searched parameters: seconds of work, used by several claims."""
         return map_grids(self.analysis, self.runs)
 
     def transfer(self, rule: str) -> RuleTransfer | None:
@@ -74,7 +74,7 @@ class SweepFinding:
         return sum(not rules or run.rule in rules for run in self.runs)
 
 
-def seen_in(study: Study) -> SweepFinding:
+def finding_in(study: Study | Snapshot) -> SweepFinding:
     runs, axis = measured(study)
     return SweepFinding(analyse(runs, axis=axis), runs)
 
@@ -82,8 +82,8 @@ def seen_in(study: Study) -> SweepFinding:
 def with_ends(estimate: Estimate | None, digits: int = 2) -> str:
     """A number and its interval, for a sentence.
 
-    >>> with_ends(Estimate(-0.051, -0.11, 0.02)), with_ends(Estimate(1, 0, math.inf)), with_ends(None)
-    ('-0.05 [-0.11, 0.02]', '1.00 (not bounded)', 'not found')
+    >>> with_ends(Estimate(-0.051, -0.11, 0.02)), with_ends(Estimate(1, 0, float("inf")))
+    ('-0.05 [-0.11, 0.02]', '1.00 (not bounded)')
     """
     if estimate is None:
         return "not found"
@@ -94,7 +94,7 @@ def with_ends(estimate: Estimate | None, digits: int = 2) -> str:
 
 
 class Sweep(Experiment):
-    """An experiment that is a study. Subclasses say what its runs mean for the paper's claims."""
+    """An experiment that is a study. Subclasses judge the paper's claims by its runs."""
 
     study: ClassVar[str]
     "The TOML file, by scale."
@@ -119,48 +119,39 @@ class Sweep(Experiment):
     def findings(self, scale: Scale, folder: Path) -> Findings:
         refuse_empty(folder, "records.jsonl")
         study = Study.open(folder)
-        seen = seen_in(study)
-        page = folder / "report.html"
-        write_whole(page, study_page(page_data(study)).encode("utf-8", errors="replace"))
-        paths = [
-            page,
-            *reports.save_study_figures(seen.analysis, seen.runs, folder / "figures", FIGURES),
-        ]
-        paths += self.figures(seen, folder / "figures")
-        lines = [table_text(rows(study.snapshot())), "", *self.lines(seen)]
-        return Findings(tuple(lines), tuple(self.claims(seen)), tuple(paths))
+        snapshot = study.snapshot()
+        finding = finding_in(snapshot)
+        page, analysis = folder / "report.html", finding.analysis
+        data = page_data(study, snapshot=snapshot, analysis=analysis)
+        write_whole(page, study_page(data).encode("utf-8", errors="replace"))
+        figures = folder / "figures"
+        paths = [page, *reports.save_study_figures(analysis, finding.runs, figures, FIGURES)]
+        lines = [table_text(rows(snapshot, analysis)), "", *self.lines(finding)]
+        return Findings(tuple(lines), tuple(self.claims(finding)), tuple(paths))
 
     def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
         """Without drawing anything."""
         refuse_empty(folder, "records.jsonl")
-        return tuple(self.claims(seen_in(Study.open(folder))))
+        return tuple(self.claims(finding_in(Study.open(folder))))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         yield from validate(self.config(scale))
 
-    def figures(self, seen: SweepFinding, folder: Path) -> list[Path]:
-        """What the paper draws beyond the figures that every study has."""
-        return []
-
-    def lines(self, seen: SweepFinding) -> Iterator[str]:
-        """What is printed beside the table of optima."""
+    def lines(self, finding: SweepFinding) -> Iterator[str]:
+        """Lines to print after the table of optima."""
         yield from ()
 
     @abstractmethod
-    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
-        """The paper's claims beside what these runs say."""
+    def claims(self, finding: SweepFinding) -> Iterator[Claim]:
+        """The paper's claims with what these runs show."""
 
 
-def drift_words(seen: SweepFinding, rule: str) -> str:
-    """As "mup: drift -0.02 [-0.09, 0.04] a doubling, sd 0.04 [0.00, 0.12]"."""
-    transfer, count = seen.transfer(rule), len(seen.cells(rule))
+def drift_words(finding: SweepFinding, rule: str) -> str:
+    """As "mup: drift -0.02 [-0.09, 0.04] per doubling, sd 0.04 [0.00, 0.12]"."""
+    transfer, count = finding.transfer(rule), len(finding.cells(rule))
     if transfer is None or transfer.mean is None:
         return f"{rule}: no optimum found"
-    part = (
-        f" ({len(transfer.members)} of {count} models have an optimum)"
-        if len(transfer.members) < count
-        else ""
-    )
-    return (
-        f"{rule}: drift {with_ends(transfer.drift)} a doubling, sd {with_ends(transfer.sd)}{part}"
-    )
+    located = len(transfer.members)
+    part = f" ({located} of {count} models have an optimum)" if located < count else ""
+    drift, sd = with_ends(transfer.drift), with_ends(transfer.sd)
+    return f"{rule}: drift {drift} per doubling, sd {sd}{part}"

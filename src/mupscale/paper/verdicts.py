@@ -1,32 +1,31 @@
-"""All claims at once, from the recorded results of every experiment: the table of
-results/README.md.
-"""
+"""All claims, from the recorded results of every experiment: the table of results/README.md."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mupscale.errors import OptionError
-from mupscale.paper.experiment import Claim, Scale
+from mupscale.paper.claims import UNDECIDED, Claim
+from mupscale.paper.experiment import Scale
 from mupscale.paper.named import EXPERIMENTS, experiment_named
+from mupscale.text import markdown_table
 
 FOLDERS: dict[str, tuple[str, Scale]] = {
     "coordinate-check": ("coordinate-check/paper", "paper"),
     "tau-epoch": ("weight-decay", "cpu"),
 }
-"""Where results are, for those that are not in the folder of their name, or not at the small
-scale.
-"""
+"""Results that are not in the folder of their name, or not at the small scale."""
 
 COMPUTED = ("configurations", "parameterization")
-"""What needs no record."""
+"""Experiments that need no records."""
 
 
 def claims_in(results: Path) -> list[Claim]:
-    """In the order of the experiments. One whose results are not there has no claim."""
+    """In the order of the experiments, without those that have no results."""
     if not results.is_dir():
         raise OptionError(
-            f"{results} is not a folder. Name the one that holds a folder for each experiment."
+            f"{results} is not a folder. Give one that holds a folder for each experiment."
         )
     found: list[Claim] = []
     for name in EXPERIMENTS:
@@ -37,36 +36,27 @@ def claims_in(results: Path) -> list[Claim]:
 
 
 def summary(claims: Sequence[Claim]) -> str:
-    """How many came out how.
+    """How many claims have which verdict.
 
-    >>> made = [Claim("depth", "it holds", "it does", 9, verdict) for verdict in ("agrees", "disagrees", "ours")]
-    >>> summary(made)
-    'Of 2 claims of the paper 1 agrees, 1 disagrees and 0 cannot be decided at this scale. 1 question is ours.'
+    >>> verdicts = "agrees", "disagrees", "ours"
+    >>> summary([Claim("depth", "it holds", "it does", 9, one) for one in verdicts])[:53]
+    'Of 2 claims of the paper, 1 agrees, 1 disagrees and 0'
     """
     count = Counter(one.verdict for one in claims)
-    agree, disagree, open_, ours = (
-        count[one] for one in ("agrees", "disagrees", "cannot be decided at this scale", "ours")
-    )
+    agree, disagree, ours = (count[one] for one in ("agrees", "disagrees", "ours"))
     return (
-        f"Of {agree + disagree + open_} claims of the paper {agree} "
-        f"agree{'s' if agree == 1 else ''}, {disagree} "
-        f"disagree{'s' if disagree == 1 else ''} and {open_} cannot be decided at this scale. "
+        f"Of {len(claims) - ours} claims of the paper, {agree} agree{'s' if agree == 1 else ''}, "
+        f"{disagree} disagree{'s' if disagree == 1 else ''} and {count[UNDECIDED]} {UNDECIDED}. "
         f"{ours} question{' is' if ours == 1 else 's are'} ours."
     )
 
 
 def table_lines(claims: Sequence[Claim]) -> Iterator[str]:
     """As Markdown."""
-    yield summary(claims)
+    yield from textwrap.wrap(summary(claims), 100)
     yield ""
-    yield "| experiment | claim or question | seen | runs | verdict |"
-    yield "|---|---|---|---|---|"
-    for one in claims:
-        words = [
-            one.experiment,
-            one.says,
-            one.seen,
-            str(one.runs) if one.runs else "–",
-            one.verdict,
-        ]
-        yield f"| {' | '.join(word.replace('|', chr(92) + '|') for word in words)} |"
+    head = ("experiment", "claim or question", "result", "runs", "verdict")
+    cells = [
+        (one.experiment, one.says, one.seen, str(one.runs or "–"), one.verdict) for one in claims
+    ]
+    yield from markdown_table(head, cells).splitlines()

@@ -1,11 +1,12 @@
-"""The paper's sweep of rate and decay over three sizes: Voronoi maps by rule and size, and the
-table of variances.
+"""The paper's sweep of learning rate and decay over three sizes: Voronoi maps by rule and size, and
+the table of variances.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mupscale.analysis import Estimate, analyse
 from mupscale.analysis.contrasts import CellValue, contrast
@@ -13,8 +14,9 @@ from mupscale.analysis.families import drift_weights
 from mupscale.analysis.measurements import Member
 from mupscale.analysis.slopes import t_quantile
 from mupscale.analysis.surfaces import Surface
-from mupscale.paper.experiment import Claim, Verdict
+from mupscale.paper.claims import UNDECIDED, Claim, decided
 from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
+from mupscale.text import text_table
 
 RULES = ("sp", "mup", "complete-p")
 
@@ -23,110 +25,127 @@ PRINTED: Mapping[str, Mapping[str, float]] = {
     "mup": {"lr": 0.0475, "weight_decay": 1.38, "tau_epoch": 1.49, "loss": 0.487},
     "complete-p": {"lr": 0.00554, "weight_decay": 0.751, "tau_epoch": 0.656, "loss": 0.477},
 }
-"""The paper's table of variances over sizes, of the best trials. It does not say in which units."""
+"""The paper's table of variances over sizes, of the best trials. It does not state the units."""
 
 
-class WeightDecay(Sweep):
-    """Where the best rate and decay are, by size, under each rule."""
+class DecaySweep(Sweep):
+    """What the two experiments on this study share: the drift of parameters over sizes."""
+
+    study = "weight-decay"
+    parameters: ClassVar[tuple[str, ...]]
+    comparisons: ClassVar[tuple[tuple[str, str, str], ...]]
+    "Parameter, the rule that complete-p is compared with, and the claim."
+
+    def lines(self, finding: SweepFinding) -> Iterator[str]:
+        yield from variance_lines(finding)
+        yield ""
+        yield "drift of the optimum, octaves (factors of two) per doubling of the parameters:"
+        for rule in RULES:
+            for name in self.parameters:
+                drift = drift_over_sizes(finding, rule, name)
+                sizes = f"{drift.sizes} of 3 sizes bounded"
+                yield f"  {rule:<11} {name:<13} {with_ends(drift.estimate)}, {sizes}"
+
+    def claims(self, finding: SweepFinding) -> Iterator[Claim]:
+        for parameter, against, says in self.comparisons:
+            yield compared(self.name, finding, parameter, against, says)
+
+
+class WeightDecay(DecaySweep):
+    """Where the best learning rate and decay are, by size, under each rule."""
 
     name = "weight-decay"
-    study = "weight-decay"
+    parameters = ("lr", "weight_decay", "tau_epoch")
+    comparisons = (
+        (
+            "lr",
+            "sp",
+            "The best learning rate varies less over sizes under μP with scaled decay than under "
+            "SP",
+        ),
+        (
+            "weight_decay",
+            "mup",
+            "The best decay varies less over sizes if it is scaled than under vanilla μP",
+        ),
+    )
 
-    def lines(self, seen: SweepFinding) -> Iterator[str]:
-        yield from variance_lines(seen)
-        yield ""
-        yield "drift of the optimum, octaves for each doubling of the parameters:"
-        for drift in drifts(seen, ("lr", "weight_decay", "tau_epoch")):
-            yield f"  {drift.rule:<11} {drift.name:<13} {with_ends(drift.estimate)}, {drift.sizes} of 3 sizes bounded"
-
-    def claims(self, seen: SweepFinding) -> Iterator[Claim]:
-        says = "The best rate holds over sizes better under μP with scaled decay than under SP"
-        yield compared(self.name, seen, "lr", "sp", says)
-        says = "The best decay holds over sizes better if it is scaled than under vanilla μP"
-        yield compared(self.name, seen, "weight_decay", "mup", says)
-        yield self._lowest_under_sp(seen)
-        weak = with_weak_decay(seen)
-        words = "; ".join(drift_words(weak, rule) for rule in RULES)
-        question = "Where decay hardly matters (the weaker half of those tried), does the best rate hold over sizes?"
-        yield Claim(
-            self.name, question, f"octaves a doubling of parameters: {words}", weak.count(), "ours"
-        )
-
-    def _lowest_under_sp(self, seen: SweepFinding) -> Claim:
-        """What the paper's own table shows against its text."""
-        found = variances(seen)
+    def claims(self, finding: SweepFinding) -> Iterator[Claim]:
+        yield from super().claims(finding)
+        found = variances(finding)
         ordered = sorted(
             (rule for rule in RULES if rule in found), key=lambda rule: found[rule]["weight_decay"]
         )
         words = ", ".join(f"{rule} {found[rule]['weight_decay']:.2f}" for rule in ordered)
-        return Claim(
+        yield Claim(
             self.name,
-            "In the paper's table the best decay varies least under SP (0.383), against its text",
-            f"variance of log2 of the best decay over sizes, as seen, without interval: {words}",
-            seen.count(),
-            "cannot be decided at this scale",
+            "In the paper's table the best decay varies least under SP (0.383), contrary to its "
+            "text",
+            f"variance of log2 of the best decay over sizes, without interval: {words}",
+            finding.count(),
+            UNDECIDED,
         )
+        weak = with_weak_decay(finding)
+        words = "; ".join(drift_words(weak, rule) for rule in RULES)
+        question = (
+            "Where decay hardly matters (the weaker half of the decays), is the best learning rate "
+            "the same at every size?"
+        )
+        seen = f"octaves per doubling of parameters: {words}"
+        yield Claim(self.name, question, seen, weak.count(), "ours")
 
 
 @dataclass(frozen=True)
 class SizeDrift:
-    """How far an optimum moves with size, under one rule; None where fewer than two sizes bound
-    it.
-    """
+    """The drift of an optimum with size; None where fewer than two sizes bound it."""
 
     rule: str
-    name: str
     sizes: int
     estimate: Estimate | None
 
 
-def drifts(seen: SweepFinding, names: Sequence[str]) -> list[SizeDrift]:
-    return [drift_over_sizes(seen, rule, name) for rule in RULES for name in names]
-
-
-def drift_over_sizes(seen: SweepFinding, rule: str, name: str) -> SizeDrift:
-    bounded = [(member, fit) for member, fit in _fits(seen, rule, name) if fit.found[name].bounded]
-    weights = drift_weights([member for member, _ in bounded])
+def drift_over_sizes(finding: SweepFinding, rule: str, name: str) -> SizeDrift:
+    fits = [one for one in _fits(finding, rule, name) if one[1].found[name].bounded]
+    weights = drift_weights([member for member, _ in fits])
     if weights is None:
-        return SizeDrift(rule, name, len(bounded), None)
+        return SizeDrift(rule, len(fits), None)
     places = [
         CellValue(fit.found[name].value, fit.errors[name], fit.found[name].degrees_of_freedom, {})
-        for _, fit in bounded
+        for _, fit in fits
     ]
-    return SizeDrift(
-        rule, name, len(bounded), contrast(places, weights, None, seen.analysis.confidence)
-    )
+    estimate = contrast(places, weights, None, finding.analysis.confidence)
+    return SizeDrift(rule, len(fits), estimate)
 
 
-def _fits(seen: SweepFinding, rule: str, name: str) -> list[tuple[Member, Surface]]:
-    """Surfaces over the rate and this parameter, by size. The rate is taken from where decay is the
-    other one.
+def _fits(finding: SweepFinding, rule: str, name: str) -> list[tuple[Member, Surface]]:
+    """Surfaces over the learning rate and this parameter, by size.
+
+    The learning rate itself is taken from the surfaces over rate and decay.
     """
     other = "weight_decay" if name == "lr" else name
-    grid = next((one for one in seen.grids if one.names[1] == other), None)
-    found = {} if grid is None else grid.maps
+    grid = next((one for one in finding.grids if one.names[1] == other), None)
     return [
         (member, one.fit)
-        for (own, member), one in found.items()
+        for (own, member), one in (grid.maps if grid else {}).items()
         if own == rule and one.fit is not None
     ]
 
 
-def compared(experiment: str, seen: SweepFinding, name: str, against: str, says: str) -> Claim:
-    """The drift under `complete-p` beside that under another rule."""
-    scaled, other = (drift_over_sizes(seen, rule, name) for rule in ("complete-p", against))
-    difference = further(other.estimate, scaled.estimate, seen.analysis.confidence)
-    verdict: Verdict = "cannot be decided at this scale"
+def compared(experiment: str, finding: SweepFinding, name: str, against: str, says: str) -> Claim:
+    """The drift under `complete-p` compared with another rule's."""
+    scaled, other = (drift_over_sizes(finding, rule, name) for rule in ("complete-p", against))
+    difference = further(other.estimate, scaled.estimate, finding.analysis.confidence)
+    verdict = UNDECIDED
     if difference is not None and difference.excludes(0):
-        verdict = "agrees" if difference.value > 0 else "disagrees"
+        verdict = decided(difference.value > 0, True)
     words = ", ".join(f"{one.rule} {with_ends(one.estimate)}" for one in (other, scaled))
     more = "" if difference is None else f"; {against} moves {with_ends(difference)} further"
-    seen_words = f"drift of log2 {name}, octaves a doubling of parameters: {words}{more}"
-    return Claim(experiment, says, seen_words, seen.count(against, "complete-p"), verdict)
+    seen = f"drift of log2 {name}, octaves per doubling of parameters: {words}{more}"
+    return Claim(experiment, says, seen, finding.count(against, "complete-p"), verdict)
 
 
 def further(first: Estimate | None, second: Estimate | None, confidence: float) -> Estimate | None:
-    """How much further the first moves than the second, whichever way each goes.
+    """How much further the first moves than the second, in either direction.
 
     >>> further(Estimate(-0.5, -0.6, -0.4, 30), Estimate(0.1, 0.0, 0.2, 30), 0.95)
     Estimate(value=0.4, low=0.258..., high=0.541..., degrees_of_freedom=30)
@@ -143,34 +162,43 @@ def further(first: Estimate | None, second: Estimate | None, confidence: float) 
     )
 
 
-def with_weak_decay(seen: SweepFinding) -> SweepFinding:
-    """The runs below the middle of the decays, as if the rate alone had been searched."""
-    decays = [run.log2("weight_decay") for run in seen.runs]
+def with_weak_decay(finding: SweepFinding) -> SweepFinding:
+    """The runs below the middle of the decays, as if only the learning rate had been searched."""
+    decays = [run.log2("weight_decay") for run in finding.runs]
     middle = (min(decays) + max(decays)) / 2
     runs = [
         dataclasses.replace(run, params={"lr": run.params["lr"]})
-        for run, decay in zip(seen.runs, decays, strict=True)
+        for run, decay in zip(finding.runs, decays, strict=True)
         if decay < middle
     ]
-    return SweepFinding(
-        analyse(runs, axis=seen.analysis.axis, confidence=seen.analysis.confidence), runs
-    )
+    old = finding.analysis
+    return SweepFinding(analyse(runs, axis=old.axis, confidence=old.confidence), runs)
 
 
-def variances(seen: SweepFinding) -> dict[str, Mapping[str, float]]:
+def variances(finding: SweepFinding) -> dict[str, Mapping[str, float]]:
     """Of the best trials over sizes, as in the paper: log2 units, ddof 0."""
-    return {row.rule: row.variances for row in seen.analysis.variances.get("lowest", ())}
+    return {row.rule: row.variances for row in finding.analysis.variances.get("lowest", ())}
 
 
-def variance_lines(seen: SweepFinding) -> Iterator[str]:
-    """Ours beside the paper's, whose units are not known: only the order can be compared."""
-    found = variances(seen)
-    yield "variance of the best trials over sizes (ours: log2 units, ddof 0, loss in nats; paper: units not stated)"
-    yield f"  {'rule':<11} " + "".join(f"{name + ' (ours, paper)':>28}" for name in PRINTED["sp"])
-    for rule, printed in PRINTED.items():
-        ours = {name: f"{found[rule][name]:.3g}" if rule in found else "–" for name in printed}
-        cells = [f"{ours[name]}, {value:g}" for name, value in printed.items()]
-        yield f"  {rule:<11} " + "".join(f"{cell:>28}" for cell in cells)
+def variance_lines(finding: SweepFinding) -> Iterator[str]:
+    """Ours and the paper's, whose units are unknown: only the order can be compared."""
+    found = variances(finding)
+    yield (
+        "variance of the best trials over sizes (ours: log2 units, ddof 0, loss in nats; paper: "
+        "units not stated)"
+    )
+    head = ["rule", *(f"{name} (ours, paper)" for name in PRINTED["sp"])]
+    rows = [
+        [
+            rule,
+            *(
+                f"{f'{found[rule][name]:.3g}' if rule in found else '–'}, {value:g}"
+                for name, value in printed.items()
+            ),
+        ]
+        for rule, printed in PRINTED.items()
+    ]
+    yield text_table(head, rows, right=head[1:])
 
 
 EXPERIMENT = WeightDecay()

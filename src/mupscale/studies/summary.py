@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mupscale.analysis.families import CellAnalysis
+from mupscale.analysis.families import CellAnalysis, StudyAnalysis
 from mupscale.analysis.flags import flags_text
 from mupscale.records import finite
 from mupscale.studies.measured import analysis_of, member_label
@@ -47,9 +47,10 @@ class CellRow:
         return dataclasses.asdict(self)
 
 
-def rows(snapshot: Snapshot) -> list[CellRow]:
+def rows(snapshot: Snapshot, analysis: StudyAnalysis | None = None) -> list[CellRow]:
+    """One for each cell. Pass the analysis of the snapshot if you have it."""
     running = Counter(key.partition("/")[0] for key in snapshot.running)
-    analysis = analysis_of(snapshot)
+    analysis = analysis or analysis_of(snapshot)
     found = {
         cell.name: analysis.cell(cell.rule_name, member_label(cell))
         for cell in snapshot.config.cells()

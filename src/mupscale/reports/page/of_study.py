@@ -23,13 +23,18 @@ def page_data(
     to: "str | Target | None" = None,
     checks: Sequence[CheckSummary] = (),
     refresh_seconds: int | None = None,
+    snapshot: "Snapshot | None" = None,
+    analysis: "StudyAnalysis | None" = None,
 ) -> PageData:
-    """What the study's files say now. A page of a study that has ended never refreshes itself."""
+    """What the study's files show now. The page of a finished study never refreshes itself.
+
+    Pass a snapshot and its analysis if you have them: reading and analysing takes seconds.
+    """
     from mupscale.studies.measured import measured
 
-    snapshot = study.snapshot()
-    runs, axis = measured(study)
-    analysis = analyse(runs, axis=axis)
+    snapshot = snapshot or study.snapshot()
+    runs, axis = measured(snapshot)
+    analysis = analysis or analyse(runs, axis=axis)
     progress = _progress(snapshot)
     return PageData(
         name=study.config.name,
