@@ -11,7 +11,7 @@ from mupscale.checks import coordinate_check
 from mupscale.engines import Local
 from mupscale.errors import OptionError
 from mupscale.paper import adam_epsilon as experiment
-from mupscale.paper.experiment import Running
+from mupscale.paper.experiment import Execution
 from mupscale.targets import Family
 
 HERE = Local(workers=0)
@@ -28,7 +28,7 @@ def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "SIZES", {**experiment.SIZES, "cpu": tiny})
         seen: list[tuple[int, int]] = []
-        experiment.EXPERIMENT.run("cpu", folder, Running(HERE, lambda *count: seen.append(count)))
+        experiment.EXPERIMENT.run("cpu", folder, Execution(HERE, lambda *count: seen.append(count)))
         assert seen[-1] == (tiny.runs, tiny.runs) == (30, 30)
         yield folder, experiment.EXPERIMENT.findings("cpu", folder), tiny
 
@@ -99,7 +99,7 @@ def test_what_was_cut_off_is_run_again_and_is_the_same(made):
     ledger.write_text("".join(lines[:-2]) + lines[-2][:40])
     with pytest.raises(OptionError, match=r"gradients.jsonl holds 4 of 6 runs"):
         experiment.EXPERIMENT.findings("cpu", folder)
-    experiment.EXPERIMENT.run("cpu", folder, Running(HERE))
+    experiment.EXPERIMENT.run("cpu", folder, Execution(HERE))
     assert ledger.read_text().splitlines(keepends=True) == lines
     assert experiment.EXPERIMENT.findings("cpu", folder) == found
 
@@ -143,4 +143,4 @@ def test_a_changed_setting_is_not_mixed_with_what_is_there(made, monkeypatch):
     folder, _, tiny = made
     monkeypatch.setattr(experiment, "SIZES", {"cpu": dataclasses.replace(tiny, steps=2)})
     with pytest.raises(OptionError, match="another config"):
-        experiment.EXPERIMENT.run("cpu", folder, Running(HERE))
+        experiment.EXPERIMENT.run("cpu", folder, Execution(HERE))

@@ -11,7 +11,7 @@ from mupscale.checks.probe import cross_entropy_of
 from mupscale.engines import Local
 from mupscale.errors import OptionError
 from mupscale.paper import decay_balance as experiment
-from mupscale.paper.experiment import Running
+from mupscale.paper.experiment import Execution
 from mupscale.targets import Family
 
 HERE = Local(workers=0)
@@ -28,7 +28,7 @@ def made(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "SIZES", {**experiment.SIZES, "cpu": tiny})
         seen: list[tuple[int, int]] = []
-        experiment.EXPERIMENT.run("cpu", folder, Running(HERE, lambda *count: seen.append(count)))
+        experiment.EXPERIMENT.run("cpu", folder, Execution(HERE, lambda *count: seen.append(count)))
         assert seen[-1] == (tiny.runs, tiny.runs) == (16, 16)
         yield folder, experiment.EXPERIMENT.findings("cpu", folder), tiny
 
@@ -134,7 +134,7 @@ def test_what_was_cut_off_is_run_again_and_is_the_same(made):
     ledger.write_text("".join(lines[:-1]) + lines[-1][:40])
     with pytest.raises(OptionError, match=r"runs.jsonl holds 15 of 16 runs"):
         experiment.EXPERIMENT.findings("cpu", folder)
-    experiment.EXPERIMENT.run("cpu", folder, Running(HERE))
+    experiment.EXPERIMENT.run("cpu", folder, Execution(HERE))
     assert ledger.read_text().splitlines(keepends=True) == lines
     assert experiment.EXPERIMENT.findings("cpu", folder) == found
 

@@ -12,7 +12,7 @@ from mupscale.engines import Local
 from mupscale.errors import OptionError
 from mupscale.paper import catalogue
 from mupscale.paper import gqa_noise as experiment
-from mupscale.paper.experiment import Running
+from mupscale.paper.experiment import Execution
 from mupscale.paper.few_steps import KV_HEADS, OverHeads
 from mupscale.studies import StudyConfig
 from mupscale.targets import Family
@@ -53,7 +53,7 @@ def made(tmp_path_factory):
 def halfway(made):
     """The updates alone."""
     folder, _, _ = made
-    experiment.run_updates("cpu", folder, Running(HERE))
+    experiment.run_updates("cpu", folder, Execution(HERE))
     return experiment.EXPERIMENT.findings("cpu", folder)
 
 
@@ -61,7 +61,7 @@ def halfway(made):
 def whole(made, halfway):
     folder, _, _ = made
     seen: list[tuple[int, int]] = []
-    experiment.EXPERIMENT.run("cpu", folder, Running(HERE, lambda *count: seen.append(count)))
+    experiment.EXPERIMENT.run("cpu", folder, Execution(HERE, lambda *count: seen.append(count)))
     assert seen[0][0] == 6  # what was there is not run again
     assert seen[-1] == (12 + 48, 12 + 48)
     return experiment.EXPERIMENT.findings("cpu", folder)
@@ -130,7 +130,7 @@ def test_a_study_that_was_cut_off_is_said_to_be_and_goes_on(made, whole):
     records.write_text("".join(lines[:-1]) + lines[-1][:30])
     halted = experiment.EXPERIMENT.findings("cpu", folder)
     assert "The study has 47 of 48 runs" in halted.lines[-1]
-    experiment.EXPERIMENT.run("cpu", folder, Running(HERE))
+    experiment.EXPERIMENT.run("cpu", folder, Execution(HERE))
     assert experiment.EXPERIMENT.findings("cpu", folder).claims == whole.claims
 
 

@@ -15,7 +15,7 @@ from mupscale.cli import main
 from mupscale.engines import Local
 from mupscale.engines.ledger import Ledger
 from mupscale.paper import EXPERIMENTS, experiment_named
-from mupscale.paper.experiment import Running, Scale
+from mupscale.paper.experiment import Execution, Scale
 from mupscale.paper.sweeps import Sweep
 from mupscale.paper.verdicts import claims_in, table_lines
 from mupscale.studies import Study
@@ -67,7 +67,7 @@ def test_todays_experiment_goes_on_from_what_was_recorded(
     name: str, scale: Scale, folder: str, tmp_path: Path
 ) -> None:
     shutil.copytree(RESULTS / folder, tmp_path / name)
-    experiment_named(name).run(scale, tmp_path / name, Running(Refusing()))
+    experiment_named(name).run(scale, tmp_path / name, Execution(Refusing()))
 
 
 LONG = 500_000

@@ -141,7 +141,7 @@ def _command(name: str, shows: str) -> Callable[..., int]:
         as_json: Json = False,
     ) -> int:
         from mupscale.engines import Local
-        from mupscale.paper.experiment import Running
+        from mupscale.paper.experiment import Execution
 
         chosen = experiment_named(name)
         if dry_run:
@@ -152,7 +152,7 @@ def _command(name: str, shows: str) -> Callable[..., int]:
         if cost is not None:
             remark(f"{name} at scale {scale}: {cost}, in {folder}")
         with bar(name, total=cost.runs if cost else 1) as report:
-            chosen.run(scale, folder, Running(engine, lambda done, _: report(done, ""), remark))
+            chosen.run(scale, folder, Execution(engine, lambda done, _: report(done, ""), remark))
         findings = chosen.findings(scale, folder)
         return _print_findings(chosen, scale, folder, findings, as_json)
 

@@ -30,7 +30,7 @@ from mupscale.checks.statistics import geometric_mean
 from mupscale.data import Batch
 from mupscale.engines import run_jobs
 from mupscale.paper.claims import Claim, Verdict, decided
-from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
+from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
 from mupscale.paper.few_steps import (
     HIDDEN,
     RULE,
@@ -173,7 +173,7 @@ class AdamEpsilon(Experiment):
         passes = len(size.seeds) * (len(CHECKS) * (size.steps + 1) + 1)
         return size.cost(dict.fromkeys(size.widths, passes), size.runs, workers)
 
-    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         """A check for each ε and rule, then the gradients; runs in the folder are not repeated."""
         size = SIZES[scale]
         for number, (eps, rule) in enumerate(CHECKS):

@@ -12,7 +12,7 @@ from pathlib import Path
 from mupscale import reports
 from mupscale.models import BATCH_CONSTANTS, BatchRule, table_row
 from mupscale.paper.claims import Claim
-from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
+from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
 from mupscale.text import text_table
 
 COLUMNS = (
@@ -130,7 +130,7 @@ class Configurations(Experiment):
     def cost(self, scale: Scale, workers: int) -> Cost | None:
         return None
 
-    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         """Nothing to run: a row takes milliseconds, and is computed when needed."""
         how.report(len(PRINTED), len(PRINTED))
 

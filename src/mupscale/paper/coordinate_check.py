@@ -17,7 +17,7 @@ from mupscale.checks.statistics import STATISTICS as KNOWN
 from mupscale.engines import Engine
 from mupscale.errors import UnknownNameError
 from mupscale.paper.claims import UNDECIDED, Claim, Verdict, decided
-from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
+from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
 from mupscale.paper.few_steps import HIDDEN, OverHeads, recorded_check, signed
 from mupscale.targets import Family
 from mupscale.text import text_table
@@ -49,7 +49,7 @@ def run(
     """One check per rule. Runs are kept in the folder and not repeated."""
     if scale not in SIZES:
         raise UnknownNameError("scale", scale, SIZES)
-    return SIZES[scale].run(RULES, folder, Running(engine, report))
+    return SIZES[scale].run(RULES, folder, Execution(engine, report))
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class CoordinateCheck(Experiment):
     def cost(self, scale: Scale, workers: int) -> Cost:
         return SIZES[scale].cost(len(RULES), workers)
 
-    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         SIZES[scale].run(RULES, folder, how)
 
     def findings(self, scale: Scale, folder: Path) -> Findings:

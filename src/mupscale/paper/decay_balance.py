@@ -29,7 +29,7 @@ from mupscale.data import Batch
 from mupscale.engines import run_jobs
 from mupscale.errors import NonFiniteError
 from mupscale.paper.claims import Claim, Verdict, decided
-from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
+from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
 from mupscale.paper.few_steps import (
     HIDDEN,
     SLOPE_HEAD,
@@ -252,7 +252,7 @@ class DecayBalance(Experiment):
         }
         return size.cost(passes, size.runs, workers)
 
-    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         size = SIZES[scale]
         about = {
             "family": repr(size.family), "base": min(size.widths), "steps": size.steps,

@@ -22,9 +22,9 @@ from mupscale.paper.claims import Claim, decided
 from mupscale.paper.experiment import (
     QUIETLY,
     Cost,
+    Execution,
     Experiment,
     Findings,
-    Running,
     Scale,
     refuse_empty,
 )
@@ -167,7 +167,7 @@ class ExpectedNorms(Experiment):
     def cost(self, scale: Scale, workers: int) -> Cost | None:
         return None
 
-    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         self.run_with(SIZES[scale], folder, how.report)
 
     def run_with(self, config: Config, folder: Path, report: Callable[[int, int], None]) -> None:

@@ -44,7 +44,7 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class Running:
+class Execution:
     """How to run: the engine, a callback for runs done and runs in total, and one for remarks."""
 
     engine: Engine | None = None
@@ -56,7 +56,7 @@ class Running:
         return lambda done, _: self.report(before + done, total)
 
 
-QUIETLY = Running()
+QUIETLY = Execution()
 
 
 class Experiment(ABC):
@@ -69,7 +69,7 @@ class Experiment(ABC):
         """What a run costs; None for a computation of seconds."""
 
     @abstractmethod
-    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         """Run what the folder lacks."""
 
     @abstractmethod

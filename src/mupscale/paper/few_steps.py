@@ -21,7 +21,7 @@ from mupscale.errors import OptionError
 from mupscale.models import GPT, GPTConfig
 from mupscale.paper.claims import Verdict, decided
 from mupscale.paper.costs import training_operations
-from mupscale.paper.experiment import Cost, Running, refuse_empty
+from mupscale.paper.experiment import Cost, Execution, refuse_empty
 from mupscale.planning import Plan, plan
 from mupscale.reports.panels import Line
 from mupscale.targets import Family
@@ -130,7 +130,7 @@ class OverHeads:
         return few_steps_cost(models, tokens, self.sequence, runs, workers)
 
     def run(
-        self, rules: Mapping[str, Rule], folder: Path, how: Running, total: int | None = None
+        self, rules: Mapping[str, Rule], folder: Path, how: Execution, total: int | None = None
     ) -> dict[str, CheckResult]:
         """A check in `folder/NAME` for each rule; runs that are already there are not repeated."""
         total = len(rules) * self.starts if total is None else total

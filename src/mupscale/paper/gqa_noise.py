@@ -29,7 +29,7 @@ from mupscale.paper import catalogue
 from mupscale.paper.claims import Claim, Verdict, decided
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
+from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
 from mupscale.paper.few_steps import (
     OverHeads,
     panel_line,
@@ -106,7 +106,7 @@ class GqaNoise(Experiment):
         study = study_cost(catalogue.load(self.name, scale), workers)
         return study + SIZES[scale].cost(len(RULES), workers)
 
-    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         """First the updates, in `folder/updates`, then the study, in the folder itself."""
         study = Study.create(catalogue.load(self.name, scale), folder)
         before = len(RULES) * SIZES[scale].starts
@@ -147,7 +147,7 @@ EXPERIMENT = GqaNoise()
 
 
 def run_updates(
-    scale: Scale, folder: Path, how: Running = QUIETLY, total: int | None = None
+    scale: Scale, folder: Path, how: Execution = QUIETLY, total: int | None = None
 ) -> None:
     """A coordinate check for each rule."""
     SIZES[scale].run(_RULES, folder / "updates", how, total)

@@ -28,7 +28,7 @@ from mupscale.errors import OptionError
 from mupscale.paper.claims import Claim
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import QUIETLY, Cost, Findings, Running, Scale, refuse_empty
+from mupscale.paper.experiment import QUIETLY, Cost, Execution, Findings, Scale, refuse_empty
 from mupscale.paper.sweeps import FIGURES, Sweep, SweepFinding, with_ends
 from mupscale.recipes.calibrating import factored
 from mupscale.reports.factors import FactorCurve, FactorPanel, draw_factors
@@ -57,7 +57,7 @@ class KvFactor(Sweep):
         own, base = self.config(scale), self.base_config(scale)
         return study_cost(own, workers) + study_cost(base, workers)
 
-    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         known = _beside(folder, scale)
         parts = [
             Study.create(self.config(scale), folder),

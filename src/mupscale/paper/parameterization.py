@@ -12,7 +12,7 @@ import sympy
 
 from mupscale import reports
 from mupscale.paper.claims import Claim
-from mupscale.paper.experiment import QUIETLY, Cost, Experiment, Findings, Running, Scale
+from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
 from mupscale.text import text_table
 from mupscale.theory import Readout, Scaling, derive, parameterization
 from mupscale.theory.formulas import Expr, inline, n, parse
@@ -141,7 +141,7 @@ class Parameterization(Experiment):
     def cost(self, scale: Scale, workers: int) -> Cost | None:
         return None
 
-    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         """Nothing to run: the table is derived when needed."""
         how.report(len(cells()), len(cells()))
 

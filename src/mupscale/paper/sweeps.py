@@ -18,9 +18,9 @@ from mupscale.paper.dry_run import validate
 from mupscale.paper.experiment import (
     QUIETLY,
     Cost,
+    Execution,
     Experiment,
     Findings,
-    Running,
     Scale,
     refuse_empty,
 )
@@ -109,7 +109,7 @@ class Sweep(Experiment):
     def cost(self, scale: Scale, workers: int) -> Cost:
         return study_cost(self.config(scale), workers)
 
-    def run(self, scale: Scale, folder: Path, how: Running = QUIETLY) -> None:
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         Study.create(self.config(scale), folder).run(
             engine=how.engine,
             report=lambda now: how.report(len(now.trials), sum(now.expected.values())),
