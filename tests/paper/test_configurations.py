@@ -62,9 +62,9 @@ def test_a_number_that_is_not_as_printed_is_found_and_named(monkeypatch):
     assert tables.verdict == "disagrees"
     assert "8 of 9 rows, 125 of 126 cells" in tables.seen
     assert sum(line.endswith("equal") for line in as_lines()) == 8
-    (wrong,) = (line for line in as_lines() if line.endswith(" printed"))
-    assert wrong.startswith("kvr_2 ")
-    assert wrong.endswith("params (M): 126.24 printed")
+    (differs,) = (line for line in as_lines() if line.endswith("differs"))
+    assert differs.startswith("kvr_2 ")
+    assert list(as_lines())[-1] == "kvr_2: params (M) is 126.23, printed 126.24"
 
 
 def test_the_table_is_written(tmp_path):

@@ -34,7 +34,7 @@ def test_the_misprint_is_the_only_disagreement():
     assert [claim.verdict for claim in claims()] == ["agrees", "agrees", "disagrees", "agrees"]
     assert (
         claims()[2].seen
-        == "2 of 5 cells equal to what is derived; as standard deviations 5 of 5 cells"
+        == "2 of 5 cells equal to the derived ones; as standard deviations 5 of 5 cells"
     )
 
 
@@ -42,7 +42,7 @@ def test_another_formula_is_found(monkeypatch):
     wrong = {**PRINTED, "LR": {**PRINTED["LR"], "K, V": "(1 + r)/(2*n)"}}
     monkeypatch.setattr(parameterization, "PRINTED", wrong)
     assert [claim.verdict for claim in claims()][:2] == ["disagrees", "disagrees"]
-    assert any(line.endswith("K, V: (1 + r)/(2n) printed") for line in as_lines())
+    assert "LR, K, V: derived (1 + √r)/(2n), printed (1 + r)/(2n)" in as_lines()
 
 
 def test_equal_means_the_same_function_not_the_same_text():

@@ -81,16 +81,21 @@ def as_lines() -> Iterator[str]:
     """The rows as computed, in two tables, with every difference from the print."""
     rows = {name: cells_of(name) for name in PRINTED}
     shapes = [[name, *(cell.computed for cell in row[:_SHAPE])] for name, row in rows.items()]
-    budgets: list[list[str]] = []
-    for name, row in rows.items():
-        wrong = [f"{cell.column}: {cell.printed} printed" for cell in row if not cell.equal]
-        computed = (cell.computed for cell in row[_SHAPE:])
-        budgets.append([name, *computed, "; ".join(wrong) or "equal"])
+    budgets = [
+        [
+            name,
+            *(cell.computed for cell in row[_SHAPE:]),
+            "equal" if all(cell.equal for cell in row) else "differs",
+        ]
+        for name, row in rows.items()
+    ]
     head = ["", *COLUMNS[:_SHAPE]]
     yield from text_table(head, shapes, right=COLUMNS).splitlines()
     yield ""
     head = ["", *COLUMNS[_SHAPE:], "as printed?"]
     yield from text_table(head, budgets, right=COLUMNS).splitlines()
+    for cell in (cell for row in rows.values() for cell in row if not cell.equal):
+        yield f"{cell.model}: {cell.column} is {cell.computed}, printed {cell.printed}"
 
 
 def claims() -> list[Claim]:

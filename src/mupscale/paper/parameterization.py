@@ -82,13 +82,15 @@ def same(left: Expr, right: Expr) -> bool:
 
 def as_lines() -> Iterator[str]:
     """The derived table, with every difference from the print."""
-    found, head = cells(), list(PRINTED[_INIT])
+    found, head = cells(), ["derived", *PRINTED[_INIT], "as printed?"]
     rows: list[list[str]] = []
     for row in dict.fromkeys(cell.row for cell in found):
         across = [cell for cell in found if cell.row == row]
-        wrong = [f"{cell.column}: {cell.printed} printed" for cell in across if not cell.equal]
-        rows.append([row, *(cell.derived for cell in across), "; ".join(wrong) or "equal"])
-    yield from text_table(["derived", *head, "printed"], rows).splitlines()
+        equal = "equal" if all(cell.equal for cell in across) else "differs"
+        rows.append([row, *(cell.derived for cell in across), equal])
+    yield from text_table(head, rows).splitlines()
+    for cell in (cell for cell in found if not cell.equal):
+        yield f"{cell.row}, {cell.column}: derived {cell.derived}, printed {cell.printed}"
 
 
 def claims() -> list[Claim]:
