@@ -112,14 +112,14 @@ def test_names_that_are_not_known():
         configuration("kvr_5")
     with pytest.raises(UnknownNameError, match=r"Did you mean 'printed'\?"):
         batch_sequences(10**9, "print")
-    with pytest.raises(OptionError, match=r"cpu_64_r2 is not trained .* These have: kvr_1"):
+    with pytest.raises(OptionError, match=r"cpu_64_r2 has no row.* Choose one of kvr_1"):
         table_row("cpu_64_r2")
 
 
 def test_budgets_that_cannot_be():
     with pytest.raises(DimensionError, match=r"tokens=100 is less than one sequence of 8192"):
         budget(100)
-    with pytest.raises(DimensionError, match=r"10 tokens for each of 4999 parameters"):
+    with pytest.raises(DimensionError, match=r"10 tokens per parameter for 4999 parameters"):
         printed_tokens(4999, 10)
 
 

@@ -130,7 +130,7 @@ class TestInputs:
             (("float32[two]",), OptionError, "Write it like"),
             (("float32[1] < many",), OptionError, "Write it like"),
             (("float32[1,0]",), OptionError, "empty"),
-            (("float32[1]<5",), OptionError, "only whole numbers take a limit"),
+            (("float32[1]<5",), OptionError, "only integers take a limit"),
             (("int64[1]<0",), OptionError, "at least 1"),
             ((torch.zeros(1, dtype=torch.complex64),), OptionError, "complex64 is not supported"),
             (torch.zeros(1), OptionError, r"inputs=\(x,\)"),

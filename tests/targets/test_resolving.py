@@ -119,7 +119,7 @@ class TestTypes:
             (
                 "hf:llama,hidden_size=wide",
                 OptionError,
-                "LlamaConfig refuses .* expected int, got str",
+                "LlamaConfig rejects .* expected int, got str",
             ),
             (
                 "hf:llama,hidden_size=0",

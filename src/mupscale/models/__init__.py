@@ -1,6 +1,4 @@
-"""Models: the reference GPT with grouped-query attention, its named configurations and their
-budgets.
-"""
+"""Models: the reference GPT with grouped-query attention, its configurations and their budgets."""
 
 from mupscale.models.budgets import (
     BATCH_CONSTANTS,

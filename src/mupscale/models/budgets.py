@@ -1,8 +1,7 @@
-"""How long a model is trained: the paper's rules for tokens, batch, iterations and warmup, and the
-rows of its tables.
+"""How long a model trains: the paper's rules for tokens, batch, iterations and warmup, and the rows
+of its tables.
 
-The rules are those that its tables follow. Its text prints another constant for the batch:
-`printed`.
+The tables and the text of the paper disagree on the constant for the batch: see `BATCH_CONSTANTS`.
 """
 
 import math
@@ -16,15 +15,15 @@ from mupscale.models.configurations import CONFIGURATIONS, configuration
 from mupscale.models.gpt import GPT, GPTConfig, ParameterCounts
 
 SEQUENCE_TOKENS = 8192
-"""The paper's sequences. The batch rule counts them."""
+"""The length of the paper's sequences, which its batch rule counts."""
 
 BatchRule = Literal["table", "printed"]
 BATCH_CONSTANTS: dict[BatchRule, float] = {"table": 0.0011, "printed": 0.000733}
-"""Sequences for each √token, by rule: what all nine rows follow, and what the text says."""
+"""Sequences per √token: in all nine rows of the tables, and in the text."""
 
 WARMUP_SHARE = 0.02
 WARMUP_TOKENS = 375e6
-"""Warmup is this share of the iterations, and at most so many tokens (Dey et al. 2025)."""
+"""Warmup is this share of the iterations, up to this number of tokens (Dey et al. 2025)."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,8 @@ def printed_tokens(non_embedding: int, tokens_per_parameter: int) -> int:
     hundredths = round(non_embedding / 10_000)
     if hundredths < 1 or tokens_per_parameter < 1:
         raise DimensionError(
-            f"{tokens_per_parameter} tokens for each of {non_embedding} parameters is no budget: "
-            "parameters are "
-            "counted in units of 10,000. Use the number of tokens itself: budget(tokens)."
+            f"{tokens_per_parameter} tokens per parameter for {non_embedding} parameters is not a "
+            "budget: parameters are counted in units of 10,000. Use budget(tokens) instead."
         )
     return hundredths * 10_000 * tokens_per_parameter
 
@@ -69,14 +67,13 @@ def batch_sequences(tokens: int, rule: BatchRule = "table") -> int:
 def warmup_iterations(
     iterations: int, batch_sequences: int, sequence_tokens: int = SEQUENCE_TOKENS
 ) -> int:
-    """Steps of linear warmup: 2 % of all, but no more than 375 million tokens.
+    """Steps of linear warmup: 2 % of all steps, up to 375 million tokens.
 
     >>> warmup_iterations(3075, 32), warmup_iterations(1_000_000, 512)
     (61, 89)
     """
-    return min(
-        int(WARMUP_SHARE * iterations), int(WARMUP_TOKENS / (batch_sequences * sequence_tokens))
-    )
+    most = int(WARMUP_TOKENS / (batch_sequences * sequence_tokens))
+    return min(int(WARMUP_SHARE * iterations), most)
 
 
 def budget(tokens: int, rule: BatchRule = "table") -> Budget:
@@ -85,13 +82,12 @@ def budget(tokens: int, rule: BatchRule = "table") -> Budget:
         raise DimensionError(f"tokens={tokens} is less than one sequence of {SEQUENCE_TOKENS}.")
     sequences, batch = round(tokens / SEQUENCE_TOKENS), batch_sequences(tokens, rule)
     iterations = max(1, round(sequences / batch))
-    return Budget(
-        tokens, sequences, batch * SEQUENCE_TOKENS, batch, iterations, warmup_iterations(iterations, batch)
-    )  # fmt: skip
+    warmup = warmup_iterations(iterations, batch)
+    return Budget(tokens, sequences, batch * SEQUENCE_TOKENS, batch, iterations, warmup)
 
 
 def parameter_counts(config: GPTConfig) -> ParameterCounts:
-    """The counts of a model that need not be built."""
+    """The counts of a model, without building its weights."""
     with torch.device("meta"):
         return GPT(config).parameter_counts()
 
@@ -114,7 +110,7 @@ class TableRow:
 
 
 def table_row(name: str, rule: BatchRule = "table") -> TableRow:
-    """The row of a named configuration, computed: nothing of it is stored.
+    """The row of a named configuration, computed from its shape.
 
     >>> row = table_row("jwd-large")
     >>> row.budget.tokens, row.budget.batch_sequences, row.budget.iterations
@@ -125,11 +121,10 @@ def table_row(name: str, rule: BatchRule = "table") -> TableRow:
     if tpp is None:
         known = ", ".join(one.name for one in CONFIGURATIONS.values() if one.tokens_per_parameter)
         raise OptionError(
-            f"{name} is not trained to a number of tokens per parameter: it has no row. These "
-            f"have: {known}."
+            f"{name} has no row, because it has no number of tokens per parameter. Choose one of "
+            f"{known}."
         )
     config, counts = chosen.model, parameter_counts(chosen.model)
-    return TableRow(
-        name, *counts, config.width, config.depth, config.n_heads, config.head_size, config.kv_heads,
-        config.repetitions, tpp, budget(printed_tokens(counts.non_embedding, tpp), rule),
-    )  # fmt: skip
+    heads = config.n_heads, config.head_size, config.kv_heads, config.repetitions
+    tokens = printed_tokens(counts.non_embedding, tpp)
+    return TableRow(name, *counts, config.width, config.depth, *heads, tpp, budget(tokens, rule))

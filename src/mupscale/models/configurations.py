@@ -1,5 +1,5 @@
-"""Named shapes of the reference GPT: the paper's, and ours where the paper says nothing. `source`
-tells which.
+"""Named shapes of the reference GPT: the paper's, and ours where the paper gives none. `source`
+states which.
 """
 
 from collections.abc import Mapping
@@ -20,19 +20,14 @@ class Configuration:
     model: GPTConfig
     source: str
     tokens_per_parameter: int | None = None
-    """Training tokens for each non-embedding parameter; None where it is not trained to such a
-    number.
-    """
+    """Training tokens per non-embedding parameter, if the experiment sets a number."""
 
 
 def configuration(name: str) -> Configuration:
-    """The configuration of that name.
+    """The configuration with this name.
 
     >>> configuration("kvr_2").model.repetitions
     6
-    >>> configuration("jwd-smal")
-    Traceback (most recent call last):
-    mupscale.errors.UnknownNameError: unknown configuration 'jwd-smal'. Did you mean 'jwd-small'? Known: ...
     """
     if name not in CONFIGURATIONS:
         raise UnknownNameError("configuration", name, CONFIGURATIONS)
@@ -40,8 +35,8 @@ def configuration(name: str) -> Configuration:
 
 
 def ablation(n_kv_heads: int) -> Configuration:
-    """The GQA ablation: 768 wide, 7 deep, 12 heads, and 10 tokens a parameter. The name counts
-    key/value heads.
+    """The GQA ablation: width 768, depth 7, 12 heads, 10 tokens per parameter. The name has the
+    number of key/value heads.
     """
     shape = GPTConfig(width=768, depth=7, n_heads=12, n_kv_heads=n_kv_heads, vocabulary=50304)
     return Configuration(
@@ -50,7 +45,7 @@ def ablation(n_kv_heads: int) -> Configuration:
 
 
 def weight_decay(size: str, width: int, depth: int) -> Configuration:
-    """The sweep of rate and decay: heads of 64 without sharing, and 3 tokens a parameter."""
+    """The sweep over lr and weight decay: heads of 64 without sharing, 3 tokens per parameter."""
     shape = GPTConfig(width=width, depth=depth, n_heads=width // 64, vocabulary=50257)
     return Configuration(
         f"jwd-{size}", shape, f"{_PAPER}, table of the weight-decay experiments", 3
@@ -58,7 +53,7 @@ def weight_decay(size: str, width: int, depth: int) -> Configuration:
 
 
 def coordinate_check(n_kv_heads: int) -> Configuration:
-    """The coordinate check: 12 heads of 64, as printed, though that is 768 and the width 576."""
+    """The coordinate check: 12 heads of 64 as printed, although that makes 768, not 576."""
     shape = GPTConfig(
         width=576, depth=8, n_heads=12, n_kv_heads=n_kv_heads, head_dim=64, context=1024
     )
@@ -67,13 +62,13 @@ def coordinate_check(n_kv_heads: int) -> Configuration:
 
 
 def quick_check() -> Configuration:
-    """The coordinate check in a minute: as the paper's, thinner and shallower, over bytes."""
+    """A coordinate check that takes a minute: the paper's, thinner and shallower, on bytes."""
     shape = GPTConfig(width=192, depth=2, n_heads=12, head_dim=64, vocabulary=256, context=1024)
     return Configuration("check", shape, "ours: the paper's coordinate check in small")
 
 
 def quick_study() -> Configuration:
-    """A sweep that one core can do: 12 heads, as the paper's ablation has, over bytes, two tokens a
+    """A sweep for one core: 12 heads as in the paper's ablation, on bytes, 2 tokens per
     parameter.
     """
     shape = GPTConfig(width=96, depth=2, n_heads=12, head_dim=8, vocabulary=256, context=64)
@@ -81,9 +76,10 @@ def quick_study() -> Configuration:
 
 
 def proxy_136m(repetitions: int) -> Configuration:
-    """A proxy of the 20-TPP experiment. The paper prints its size and r alone: the shape is ours.
+    """A proxy of the experiment with 20 tokens per parameter. The paper prints only its size and
+    r; the shape is ours.
 
-    16 heads of 64, so that r = 8 is possible. 139.6, 132.3, 128.6 and 126.8 million non-embedding
+    16 heads of 64 allow r = 8. It has 139.6, 132.3, 128.6 and 126.8 million non-embedding
     parameters at r = 1, 2, 4 and 8.
     """
     shape = GPTConfig(width=1024, depth=7, n_heads=16, n_kv_heads=16 // repetitions)
@@ -91,8 +87,8 @@ def proxy_136m(repetitions: int) -> Configuration:
 
 
 def target_1200m() -> Configuration:
-    """The target of the 20-TPP experiment, 1.16 billion non-embedding parameters. The shape is
-    ours, as the proxy's.
+    """The target of that experiment, with 1.16 billion non-embedding parameters. The shape is
+    ours.
     """
     shape = GPTConfig(width=2048, depth=24, n_heads=32, n_kv_heads=8)
     return Configuration("1.2b_r4", shape, _ours("1.2B"), 20)
@@ -103,22 +99,17 @@ def _ours(size: str) -> str:
 
 
 def cpu(width: int, repetitions: int) -> Configuration:
-    """Small enough for one core: bytes, heads of 16, 4 deep, 128 tokens of context."""
+    """Small enough for one core: bytes, heads of 16, depth 4, 128 tokens of context."""
     heads = width // 16
     shape = GPTConfig(
-        width=width, depth=4, n_heads=heads, n_kv_heads=heads // repetitions, vocabulary=256, context=128
+        width=width, depth=4, n_heads=heads, n_kv_heads=heads // repetitions,
+        vocabulary=256, context=128,
     )  # fmt: skip
     return Configuration(f"cpu_{width}_r{repetitions}", shape, "ours: for experiments on one core")
 
 
-_CPU_REPETITIONS = {
-    32: (1, 2),
-    64: (1, 2, 4),
-    96: (1, 2, 3, 6),
-    128: (1, 2, 4, 8),
-    192: (1, 2, 3, 4, 6, 12),
-}
-"""Every r that the number of heads allows. 192 has 12 heads, as the paper's models have."""
+_CPU_WIDTHS = (32, 64, 96, 128, 192)
+"""Width 192 has 12 heads, like the paper's models."""
 
 _ALL = (
     *(ablation(n_kv_heads) for n_kv_heads in (1, 2, 3, 4, 6, 12)),
@@ -130,11 +121,6 @@ _ALL = (
     quick_study(),
     *(proxy_136m(repetitions) for repetitions in (1, 2, 4, 8)),
     target_1200m(),
-    *(
-        cpu(width, repetitions)
-        for width, allowed in _CPU_REPETITIONS.items()
-        for repetitions in allowed
-    ),
+    *(cpu(width, r) for width in _CPU_WIDTHS for r in range(1, 13) if width // 16 % r == 0),
 )
-CONFIGURATIONS: Mapping[str, Configuration] = MappingProxyType({one.name: one for one in _ALL})
-"""All of them by name."""
+CONFIGURATIONS: Mapping[str, Configuration] = MappingProxyType({c.name: c for c in _ALL})

@@ -1,15 +1,13 @@
-"""A GPT with grouped-query attention: the paper's model, and the options that a small copy of a
-modern model needs.
+"""A GPT with grouped-query attention: the paper's model, with the options of a modern small model.
 
-It is an ordinary torch module with ordinary initialization. Scaling is not its business: a plan
-gives rates and initialization from outside, and reads what the model is from the names of its
-modules and from `config`.
+It is an ordinary torch module with ordinary initialization, and contains no scaling: a plan gives
+learning rates and initialization from outside.
 
-Suffixes of tensors say their shape:
+The suffix of a tensor is its shape:
 
-    B  sequences in the batch        H  query heads            F  hidden units of the feed-forward
-    part T  tokens in a sequence          K  key/value heads        V  vocabulary C  width
-    (channels)              D  head_dim               E  half of head_dim, the pairs that RoPE turns
+    B  sequences in the batch    H  query heads        F  hidden units of the feed-forward part
+    T  tokens in a sequence      K  key/value heads    V  vocabulary
+    C  width (channels)          D  head_dim           E  half of head_dim: the pairs of RoPE
 """
 
 import math
@@ -29,32 +27,29 @@ FeedForward = Literal["gelu", "swiglu"]
 AttentionScale = Literal["1/sqrt_d", "1/d"]
 
 INIT_STD = 0.02
-"""GPT-2's. A plan draws the weights anew."""
+"""As in GPT-2. A plan draws the weights again."""
 NORM_EPS = 1e-5
 ROPE_BASE = 10_000.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """The shape of a GPT. What is None follows from the rest, also after `dataclasses.replace`.
-
-    >>> GPTConfig(width=768, depth=7, n_heads=12, n_kv_heads=5)
-    Traceback (most recent call last):
-    mupscale.errors.DimensionError: n_heads=12 is not a multiple of n_kv_heads=5. Choose a divisor of 12: 1, 2, 3, 4, 6 or 12.
-    """  # noqa: E501
+    """The shape of a GPT. A value of None follows from the others, also after
+    `dataclasses.replace`.
+    """
 
     model_type: ClassVar[str] = "mupscale-gpt"
-    """As Hugging Face's configs have it: `mupscale.plan` then takes a config as a base."""
+    """As in Hugging Face configs, so that `mupscale.plan` takes a config as a base."""
 
     width: int
     depth: int
     n_heads: int
     n_kv_heads: int | None = None
-    """As many as `n_heads` unless said: no sharing."""
+    """Key/value heads (default: n_heads, no sharing)."""
     head_dim: int | None = None
-    """width / n_heads unless said; heads × head_dim may differ from the width."""
+    """Default: width / n_heads. If set, heads × head_dim may differ from the width."""
     d_ff: int | None = None
-    """Hidden units of the feed-forward part: 4 × width unless said, for SwiGLU too."""
+    """Hidden units of the feed-forward part (default: 4 × width, also for SwiGLU)."""
     vocabulary: int = 50304
     context: int = 8192
     positions: Positions = "learned"
@@ -65,15 +60,18 @@ class GPTConfig:
     """Whether the readout is the token embedding."""
     attention_scale: AttentionScale = "1/sqrt_d"
     embedding_multiplier: float = 1.0
-    """On the embedded tokens, not on the positions."""
+    """Multiplies the embedded tokens, not the positions."""
     residual_multiplier: float = 1.0
-    """On what each branch adds to the residual stream."""
+    """Multiplies what each branch adds to the residual stream."""
     logit_scale: float = 1.0
     attention_multiplier: float = 1.0
-    """On the attention scores, beyond `attention_scale`."""
+    """Multiplies the attention scores, in addition to `attention_scale`."""
 
     def __post_init__(self) -> None:
-        for name, value in self._sizes().items():
+        for name in _SIZES:
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise DimensionError(f"{name}={value!r} is not a positive whole number.")
         for name, known in _CHOICES.items():
@@ -81,41 +79,28 @@ class GPTConfig:
                 raise UnknownNameError(name, getattr(self, name), known)
         for name in _MULTIPLIERS:
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0 < value < math.inf
-            ):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not 0 < value < math.inf:
                 raise OptionError(
-                    f"{name}={value!r} is not a number above 0. It multiplies; 1 leaves things "
-                    "alone."
+                    f"{name}={value!r} is not a number above 0. It is a factor; 1 has no effect."
                 )
         self._check_heads()
-
-    def _sizes(self) -> dict[str, object]:
-        optional = {name: getattr(self, name) for name in ("n_kv_heads", "head_dim", "d_ff")}
-        required = {
-            name: getattr(self, name)
-            for name in ("width", "depth", "n_heads", "vocabulary", "context")
-        }
-        return required | {name: value for name, value in optional.items() if value is not None}
 
     def _check_heads(self) -> None:
         if self.n_heads % self.kv_heads:
             raise DimensionError(
                 f"n_heads={self.n_heads} is not a multiple of n_kv_heads={self.kv_heads}. "
-                f"Choose a divisor of {self.n_heads}: {_divisors(self.n_heads)}."
+                f"Choose a divisor of {self.n_heads}: {divisors(self.n_heads)}."
             )
         if self.head_dim is None and self.width % self.n_heads:
             raise DimensionError(
                 f"width={self.width} is not a multiple of n_heads={self.n_heads}, so head_dim "
-                "cannot follow from them. "
-                f"Give head_dim, or choose a divisor of {self.width} for n_heads: "
-                f"{_divisors(self.width)}."
+                f"cannot follow from them. Give head_dim, or choose a divisor of {self.width} for "
+                f"n_heads: {divisors(self.width)}."
             )
         if self.positions == "rope" and self.head_size % 2:
             raise DimensionError(
-                f"head_dim={self.head_size} is odd, and RoPE turns pairs. Choose an even head_dim."
+                f"head_dim={self.head_size} is odd. RoPE rotates pairs: choose an even head_dim."
             )
 
     @property
@@ -132,22 +117,19 @@ class GPTConfig:
 
     @property
     def repetitions(self) -> int:
-        """How many query heads share one key/value head: the paper's r."""
+        """Query heads per key/value head: the paper's r."""
         return self.n_heads // self.kv_heads
 
     @property
     def score_scale(self) -> float:
-        """What the products of queries and keys are multiplied by."""
-        scale = (
-            1 / math.sqrt(self.head_size)
-            if self.attention_scale == "1/sqrt_d"
-            else 1 / self.head_size
-        )
+        """The factor on the products of queries and keys."""
+        d = self.head_size
+        scale = 1 / math.sqrt(d) if self.attention_scale == "1/sqrt_d" else 1 / d
         return self.attention_multiplier * scale
 
     def resized(self, **changes: int) -> "GPTConfig":
-        """The shape at other sizes, `r` among them. Heads follow a new width at the same size and
-        r, as does `d_ff`.
+        """The shape at other sizes, including `r`. At a new width, the number of heads and `d_ff`
+        change in proportion; head_dim and r stay.
 
         >>> GPTConfig(width=128, depth=4, n_heads=8, n_kv_heads=4).resized(width=256).n_kv_heads
         8
@@ -165,10 +147,10 @@ class GPTConfig:
         return replace(self, **values)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same in the names of Hugging Face's configs, by which `mupscale.read` knows them.
+        """The same in the names of Hugging Face configs, which `mupscale.read` knows.
 
-        `attention_multiplier` is there the whole factor on the scores (Granite's meaning), and left
-        out where that is the usual 1/√head_dim.
+        Here `attention_multiplier` is the whole factor on the scores, as in Granite. It is left out
+        if that is the usual 1/√head_dim.
         """
         usual = self.score_scale == 1 / math.sqrt(self.head_size)
         return {
@@ -195,17 +177,16 @@ _CHOICES = {
     "attention_scale": get_args(AttentionScale),
 }
 _MULTIPLIERS = (
-    "embedding_multiplier",
-    "residual_multiplier",
-    "logit_scale",
-    "attention_multiplier",
-)
+    "embedding_multiplier", "residual_multiplier", "logit_scale", "attention_multiplier"
+)  # fmt: skip
+_OPTIONAL = ("n_kv_heads", "head_dim", "d_ff")
+_SIZES = ("width", "depth", "n_heads", "vocabulary", "context", *_OPTIONAL)
 
 
-def _divisors(number: int) -> str:
-    """All divisors, as a sentence lists them.
+def divisors(number: int) -> str:
+    """All divisors, as in a sentence.
 
-    >>> _divisors(12)
+    >>> divisors(12)
     '1, 2, 3, 4, 6 or 12'
     """
     *few, last = [str(k) for k in range(1, number + 1) if number % k == 0]
@@ -213,9 +194,7 @@ def _divisors(number: int) -> str:
 
 
 def draw_(weight: Tensor) -> None:
-    if (
-        not weight.is_meta
-    ):  # where there is nothing to draw, and torch takes seconds to find that out
+    if not weight.is_meta:  # on the meta device, torch would take seconds to do nothing
         nn.init.normal_(weight, std=INIT_STD)
 
 
@@ -235,9 +214,7 @@ class TokenEmbedding(nn.Embedding):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Computed as exactly as its gain is stored: under autocast, queries and keys come in a
-    narrower type.
-    """
+    """Computes in the dtype of its gain: under autocast, queries and keys are narrower."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.weight is not None
@@ -252,24 +229,23 @@ def make_norm(config: GPTConfig, size: int) -> nn.Module:
 
 
 class Rotation(NamedTuple):
-    """RoPE's angles, for all heads: cosines and sines of shape T1E."""
+    """Cosines and sines of RoPE's angles, of shape T1E for all heads."""
 
     cos: Tensor
     sin: Tensor
 
     @staticmethod
     def of(length: int, head_dim: int, like: Tensor) -> "Rotation":
-        # Made anew each time, which costs little: a buffer would be lost when a model leaves the
-        # meta device.
-        exponents_E = (
-            torch.arange(0, head_dim, 2, device=like.device, dtype=torch.float32) / head_dim
-        )
-        times_T = torch.arange(length, device=like.device, dtype=torch.float32)
+        # Computed each time, at little cost: a buffer would be lost when a model leaves the meta
+        # device.
+        options: Any = {"device": like.device, "dtype": torch.float32}
+        exponents_E = torch.arange(0, head_dim, 2, **options) / head_dim
+        times_T = torch.arange(length, **options)
         angles_T1E = torch.outer(times_T, ROPE_BASE**-exponents_E)[:, None]
         return Rotation(angles_T1E.cos().to(like.dtype), angles_T1E.sin().to(like.dtype))
 
     def turn(self, x_BTHD: Tensor) -> Tensor:
-        """The first half of each head against the second, as Llama in Hugging Face's layout."""
+        """Rotate the first half of each head against the second, as Hugging Face's Llama does."""
         a_BTHE, b_BTHE = x_BTHD.chunk(2, dim=-1)
         turned_BTHE = a_BTHE * self.cos - b_BTHE * self.sin, b_BTHE * self.cos + a_BTHE * self.sin
         return torch.cat(turned_BTHE, dim=-1)
@@ -310,9 +286,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.gate_proj = (
-            Linear(config.width, config.hidden) if config.feed_forward == "swiglu" else None
-        )
+        gated = config.feed_forward == "swiglu"
+        self.gate_proj = Linear(config.width, config.hidden) if gated else None
         self.up_proj = Linear(config.width, config.hidden)
         self.down_proj = Linear(config.hidden, config.width)
 
@@ -340,8 +315,8 @@ class Block(nn.Module):
 class ParameterCounts(NamedTuple):
     total: int
     non_embedding: int
-    """With the readout, without the tables of tokens and positions (the paper's count). A tied
-    table is the readout.
+    """With the readout, without the tables of tokens and positions, as in the paper. A tied table
+    counts as the readout.
     """
 
 
@@ -352,20 +327,19 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.tokens = TokenEmbedding(config.vocabulary, config.width)
-        self.positions = (
-            TokenEmbedding(config.context, config.width) if config.positions == "learned" else None
-        )
+        learned = config.positions == "learned"
+        self.positions = TokenEmbedding(config.context, config.width) if learned else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.final_norm = make_norm(config, config.width)
         self.readout = Linear(config.width, config.vocabulary)
         self._tie()
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> Tensor:
-        """Logits; with targets, the mean cross-entropy in nats, where a target of -100 does not
-        count.
-        """
+        """Logits; with targets, the mean cross-entropy in nats. Targets of -100 do not count."""
         x_BTC = self._embed(tokens_BT)
-        rotation = self._rotation(x_BTC)
+        rotation = None
+        if self.config.positions == "rope":
+            rotation = Rotation.of(x_BTC.shape[1], self.config.head_size, like=x_BTC)
         for block in self.blocks:
             x_BTC = block(x_BTC, rotation)
         x_BTC = self.final_norm(x_BTC)
@@ -382,31 +356,24 @@ class GPT(nn.Module):
         length = tokens_BT.shape[1]
         if length > self.config.context:
             raise DimensionError(
-                f"a sequence of {length} tokens is longer than context={self.config.context}, and "
-                "there is no position "
-                "for what is beyond. Cut the sequences, or build the model with a larger context."
+                f"a sequence of {length} tokens is longer than context={self.config.context}. Cut "
+                "the sequences, or build the model with a larger context."
             )
         positions_TC = self.positions(torch.arange(length, device=tokens_BT.device))
         return torch.add(positions_TC, x_BTC, alpha=multiplier)
 
-    def _rotation(self, x_BTC: Tensor) -> Rotation | None:
-        if self.config.positions != "rope":
-            return None
-        return Rotation.of(x_BTC.shape[1], self.config.head_size, like=x_BTC)
-
     def parameter_counts(self) -> ParameterCounts:
         total = sum(parameter.numel() for parameter in self.parameters())
         tables = [self.positions, None if self.config.tied else self.tokens]
-        return ParameterCounts(
-            total, total - sum(table.weight.numel() for table in tables if table is not None)
-        )
+        embedding = sum(table.weight.numel() for table in tables if table is not None)
+        return ParameterCounts(total, total - embedding)
 
     def _tie(self) -> None:
         if self.config.tied:
             self.readout.weight = self.tokens.weight
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # A move off the meta device gives each module a tensor of its own.
+        # Leaving the meta device gives each module its own tensor.
         super()._apply(fn, recurse)
         self._tie()
         return self

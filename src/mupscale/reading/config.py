@@ -1,7 +1,6 @@
-"""What a model's own config says: dimensions under their many names, and constants of the forward
-pass.
+"""What a model's config says: dimensions under their many names, and constants of the forward pass.
 
-A constant that nobody here knows is refused: ignoring it would be a wrong plan that looks right.
+An unknown constant is an error: ignoring it would give a wrong plan that looks right.
 """
 
 import inspect
@@ -16,35 +15,21 @@ from torch import nn
 from mupscale.errors import UnknownNameError, UnreadableModelError
 
 HEADS = (
-    "num_attention_heads",
-    "n_head",
-    "n_heads",
-    "num_heads",
-    "attention_heads",
+    "num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads",
     "decoder_attention_heads",
-)
+)  # fmt: skip
 KV_HEADS = (
-    "num_key_value_heads",
-    "num_kv_heads",
-    "n_kv_heads",
-    "n_kv_head",
-    "kv_n_heads",
-    "n_query_groups",
-)
+    "num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head", "kv_n_heads", "n_query_groups"
+)  # fmt: skip
 WIDTH = ("hidden_size", "n_embd", "d_model", "dim", "model_dim", "embed_dim")
 HEAD_DIM = ("head_dim", "d_kv", "attention_head_dim")
 _EXPERTS = (
-    "num_local_experts",
-    "num_experts",
-    "n_routed_experts",
-    "moe_num_experts",
-    "num_routed_experts",
-)
+    "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"
+)  # fmt: skip
 _ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_k", "top_k_experts")
 
-# Keys that look like multipliers and are none that a plan must know: rotary settings, losses,
-# constants of routing that do not depend on width, caps, shapes, and initialization that a plan
-# replaces.
+# Keys that look like multipliers but do not matter to a plan: rotary settings, losses, constants of
+# routing that do not depend on width, caps, shapes, and initialization that a plan replaces.
 _HARMLESS = re.compile(
     r"rope|rotary|loss|_coef|router|route|softcap|dropout|swiglu|limit|_multiple|multiple_of|scaling_type|"
     r"routed_scaling|init|num_multimodal|multimodal|scale_attn_weights|multi_query|multi_head|rescale_every|ffn_dim_mult|"
@@ -55,7 +40,7 @@ _SUSPECT = re.compile(r"scale|scaling|mult")
 
 @dataclass(frozen=True)
 class ConfigFacts:
-    """Dimensions and constants, None or empty where the config is silent."""
+    """Dimensions and constants; None or empty if the config does not have them."""
 
     width: int | None = None
     heads: int | None = None
@@ -70,14 +55,13 @@ class ConfigFacts:
 
 
 def config_facts(model: nn.Module, ignore: Collection[str] = ()) -> ConfigFacts:
-    """What the model's `config` says, if it has one; `ignore` names constants that the user vouches
-    for.
-    """
+    """What the model's `config` says, if it has one; `ignore` names constants to skip."""
     config: Any = getattr(model, "config", None)
     if config is None:
         return ConfigFacts()
     config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    values = {key: value for key, value in _as_dict(config).items() if not key.startswith("_")}
+    values = config.to_dict() if hasattr(config, "to_dict") else vars(config)
+    values = {key: value for key, value in values.items() if not key.startswith("_")}
     unknown = [key for key in ignore if key not in values]
     if unknown:
         raise UnknownNameError("key of the config to ignore", unknown[0], values)
@@ -89,14 +73,9 @@ def config_facts(model: nn.Module, ignore: Collection[str] = ()) -> ConfigFacts:
     head_dim = _whole(values, HEAD_DIM) or (width // heads if width and heads else None)
     experts, active = _whole(values, _EXPERTS), _whole(values, _ACTIVE)
     experts = experts and experts + (_whole(values, ("zero_expert_num",)) or 0)
-    constants = _multipliers(
-        model, config, {key: value for key, value in values.items() if key not in ignore}
-    )
+    counted = {key: value for key, value in values.items() if key not in ignore}
+    constants = _multipliers(model, config, counted)
     return ConfigFacts(width, heads, kv_heads, head_dim, experts, active, **constants)
-
-
-def _as_dict(config: Any) -> dict[str, Any]:
-    return config.to_dict() if hasattr(config, "to_dict") else dict(vars(config))
 
 
 def _whole(values: Mapping[str, Any], names: Sequence[str]) -> int | None:
@@ -108,14 +87,11 @@ def _whole(values: Mapping[str, Any], names: Sequence[str]) -> int | None:
 
 
 def _multipliers(model: nn.Module, config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The known constants; an unknown one that is a number other than 0 and 1 is refused."""
-    suspects = {
-        k: v
-        for k, v in values.items()
-        if _SUSPECT.search(k) and not _HARMLESS.search(k) and _matters(v)
-    }
+    """The known constants. An unknown one that is a number other than 0 and 1 raises an error."""
     constants: dict[str, Any] = {"settings": {}}
-    for key, value in suspects.items():
+    for key, value in values.items():
+        if not _SUSPECT.search(key) or _HARMLESS.search(key) or not _matters(value):
+            continue
         if key in ("embedding_multiplier", "embedding_scale"):
             constants["embedding_multiplier"] = float(value)
         elif key == "scale_emb":
@@ -133,10 +109,9 @@ def _multipliers(model: nn.Module, config: Any, values: Mapping[str, Any]) -> di
             constants["settings"][key] = float(value)
         else:
             raise UnreadableModelError(
-                f"{type(model).__name__}: the config sets {key}={value}, a constant of the forward "
-                "pass, it seems, "
-                "that is not known here. If it does not change with width or depth, pass "
-                f"ignore=[{key!r}]."
+                f"{type(model).__name__}: the config sets {key}={value}, which looks like an "
+                "unknown constant of the forward pass. If it does not change with width or depth, "
+                f"pass ignore=[{key!r}]."
             )
     if "dim_model_base" in values and getattr(config, "logits_scaling", None):
         constants["readout_multiplier"] = 1 / float(config.logits_scaling)
@@ -148,8 +123,8 @@ def _matters(value: object) -> bool:
 
 
 def _by_source(model: nn.Module, key: str, value: float) -> float:
-    """Whether the forward pass multiplies or divides by a constant: models disagree, so their code
-    decides.
+    """The factor on the logits: models disagree whether to multiply or to divide, so read their
+    code.
     """
     source = inspect.getsource(type(model))
     if re.search(rf"/ self\.config\.{key}\b", source):
@@ -157,8 +132,7 @@ def _by_source(model: nn.Module, key: str, value: float) -> float:
     if re.search(rf"\* self\.config\.{key}\b", source):
         return value
     raise UnreadableModelError(
-        f"{type(model).__name__}: its config sets {key}={value}, and its forward pass does not "
-        "show whether the logits "
-        "are multiplied or divided by that. If it does not change with width, pass "
-        f"ignore=[{key!r}]."
+        f"{type(model).__name__}: its config sets {key}={value}, but its code does not show "
+        "whether the logits are multiplied or divided by that. If it does not change with width, "
+        f"pass ignore=[{key!r}]."
     )

@@ -14,7 +14,7 @@ Made = Literal["drawn", "constant", "frozen", "unknown"]
 
 @dataclass(frozen=True)
 class BlockFact:
-    """Some of the outputs of a fused matrix: `slices` are (start, stop) along its output axis."""
+    """Some outputs of a fused matrix: `slices` are (start, stop) along its output axis."""
 
     role: Role
     slices: tuple[tuple[int, int], ...]
@@ -26,9 +26,7 @@ class BlockFact:
 
 @dataclass(frozen=True)
 class ParameterFact:
-    """What one parameter is. Names are those of the bare model: wrappers (DDP, torch.compile) are
-    looked through.
-    """
+    """What one parameter is. Names are those of the model without wrappers (DDP, torch.compile)."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,7 +34,7 @@ class ParameterFact:
     fan_in: int
     fan_out: int
     out_axis: int
-    """Which axis of the stored tensor holds the outputs."""
+    """The axis of the stored tensor that holds the outputs."""
     width: int
     """The embedding width of the model."""
     depth: int | None = None
@@ -44,48 +42,47 @@ class ParameterFact:
     output: bool = False
     """Whether it ends a residual branch."""
     repetitions: int = 1
+    """Query heads per key/value head."""
     inner: int | None = None
     """Query heads × head_dim, for attention."""
     active: float = 1.0
     """The share of tokens that reach it: active / all experts."""
     forward_multiplier: float = 1.0
-    """A constant by which the model's own forward pass multiplies what comes out of it."""
+    """A constant that the model's own forward pass multiplies its output by."""
     unseen_constant: bool = False
-    """Whether the forward pass multiplies it by a constant whose value could not be seen."""
+    """Whether the forward pass multiplies it by a constant whose value is not visible."""
     fixed: bool = False
-    """A vector whose length stays the same at any width: a gain that all heads share, the bias of
-    the logits.
+    """A vector with the same length at any width: a gain that all heads share, the bias of the
+    logits.
     """
     offset: float = 0.0
     """A gain that acts as 1 + weight has offset 1."""
     start: float | None = None
-    """What a gain or bias acts as at the start; None for what is drawn, or set by the model to a
-    value of its own.
+    """What a gain or bias acts as at the start; None if it is drawn, or set by the model to values
+    of its own.
     """
     normed_by: str | None = None
-    """The norm (its module) that takes a branch's output before it is added to the residual stream:
-    a post-norm.
-    """
+    """The module of the norm between a branch's output and the residual stream: a post-norm."""
     tied: tuple[str, ...] = ()
     """Other names of the same tensor."""
     blocks: tuple[BlockFact, ...] = ()
-    """The parts of a fused matrix; empty where their layout is not known."""
+    """The parts of a fused matrix; empty if their layout is not known."""
     kernel: bool = False
-    """Whether it is the kernel of a convolution: a matrix of (outputs) × (inputs × places)."""
+    """Whether it is the kernel of a convolution: a matrix of (outputs) × (inputs × positions)."""
     made: Made = "unknown"
     evidence: str = ""
-    """How all this is known: by name, by following a forward pass, or by what the user said."""
+    """How this is known: by name, by following a forward pass, or from the user."""
     post_norm: bool = False
-    """Whether it ends a branch on a stream that is normalized after each sum, as BERT's is."""
+    """Whether it ends a branch on a stream that is normalized after each sum, as in BERT."""
     template: str = ""
-    """The name with * for the index of the block: the same for the same parameter of a deeper
+    """The name with * for the index of the block: equal for the same parameter of a deeper
     model.
     """
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Every parameter of a model, by name, and what they have in common."""
+    """Every parameter of a model by name, and the facts about the model as a whole."""
 
     parameters: Mapping[str, ParameterFact]
     architecture: type[nn.Module]
@@ -98,27 +95,23 @@ class ModelFacts:
     final_gain: str | None = None
     """The gain of the norm before the readout."""
     final_norm: str | None = None
-    """The module of that norm, also where it has no gain."""
+    """The module of that norm, also if it has no gain."""
     readout_multiplier: float = 1.0
-    """The constant by which the model multiplies its logits; the only place where that of a tied
-    readout is kept.
-    """
+    """The constant that the model multiplies its logits by; for a tied readout, it is only here."""
     not_followed: str | None = "not tried"
-    """Why no forward pass could be followed, so that everything rests on names; None where one
-    was.
-    """
+    """Why no forward pass could be followed, so that roles rest on names; None if one was."""
     readout_module: str | None = None
-    """The module whose weight is the readout, also where that is the embedding's."""
+    """The module whose weight is the readout, also if that is the embedding's."""
     tied_table: str | None = None
-    """The embedding that is the readout too, by sharing a tensor or by being used twice."""
+    """The embedding that is also the readout, by sharing a tensor or by being used twice."""
     sketched: bool = False
-    """Whether these are facts of another model at plain dimensions, with that one's shapes."""
+    """Whether these facts come from plain dimensions, with the shapes of another model."""
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Constants of the config that matter to a plan: the attention scale, say."""
+    """Constants of the config that matter to a plan, such as the attention scale."""
 
     @property
     def repetitions(self) -> int:
-        """The most query heads that share a key/value head anywhere: r."""
+        """r: the largest number of query heads per key/value head."""
         return max((fact.repetitions for fact in self.parameters.values()), default=1)
 
     @property

@@ -1,7 +1,7 @@
 """How a model made its tensors: drawn at random, set to a constant, or frozen.
 
-A plan draws again only what the model drew. Zeros of a projection that is to start silent,
-sinusoids of positions and pretrained weights under an adapter stay as they are.
+A plan draws again only what the model drew. Projections that start at zero, sinusoidal positions
+and pretrained weights under an adapter stay as they are.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from mupscale.reading.structure import Entry
 
 _SAMPLE = 4096
 _SENSIBLE = 1e4
-"""Larger numbers, and NaN, are what memory happened to hold."""
+"""Larger numbers and NaN come from uninitialized memory."""
 _FEW = 3
-"""Values of an identity matrix, a mask or a one-hot table; random numbers of this many entries have
+"""An identity matrix, a mask or a one-hot table has at most this many values; random numbers have
 more.
 """
 
 
 def made(entry: Entry) -> Made:
-    """How a parameter was made, by its numbers, where it has any."""
+    """How a parameter was made, by its numbers."""
     tensor = entry.tensor
     if not tensor.requires_grad:
         return "frozen"
@@ -35,7 +35,7 @@ def made(entry: Entry) -> Made:
 
 @torch.no_grad()
 def constant(tensor: Tensor) -> float | None:
-    """The one value of a tensor, if all its entries are the same."""
+    """The value of a tensor whose entries are all equal; otherwise None."""
     if tensor.is_meta or isinstance(tensor, DTensor) or tensor.numel() == 0:
         return None
     sample = _sample(tensor)
@@ -46,7 +46,7 @@ def constant(tensor: Tensor) -> float | None:
 
 
 def is_zero(tensor: Tensor) -> bool:
-    """Whether a tensor is zero everywhere, as far as that can be seen here."""
+    """Whether a tensor is zero everywhere; False if its numbers are not visible here."""
     return constant(tensor) == 0
 
 
@@ -61,35 +61,26 @@ def _sample(tensor: Tensor) -> Tensor:
 
 
 def has_numbers(found: Sequence[Entry]) -> bool:
-    """Whether the model has numbers of its own: not on the meta device, nor in memory that was only
-    set aside.
-    """
-    matrices = [
-        entry.tensor
-        for entry in found
-        if len(entry.shape) > 1 and entry.kind in ("linear", "embedding")
-    ]
-    plain = [
-        tensor for tensor in matrices if not tensor.is_meta and not isinstance(tensor, DTensor)
-    ]
-    if len(plain) < len(matrices):
+    """Whether the model has numbers: it is not on the meta device or in uninitialized memory."""
+    kinds = ("linear", "embedding")
+    matrices = [e.tensor for e in found if len(e.shape) > 1 and e.kind in kinds]
+    if any(tensor.is_meta or isinstance(tensor, DTensor) for tensor in matrices):
         return False
-    samples = [_sample(tensor) for tensor in plain]
-    sensible = all(bool((sample.abs() < _SENSIBLE).all()) for sample in samples)
-    return sensible and (
-        not samples or any(bool((sample != sample[0]).any()) for sample in samples)
-    )
+    samples = [_sample(tensor) for tensor in matrices]
+    if not all(bool((sample.abs() < _SENSIBLE).all()) for sample in samples):
+        return False
+    return not samples or any(bool((sample != sample[0]).any()) for sample in samples)
 
 
 def start_of(
     entry: Entry, role: Role, offset: float, *, of_norm: bool, numbers: bool
 ) -> float | None:
-    """What a parameter acts as at the start, if that is one number; None for what is drawn or left
+    """What a parameter acts as at the start, if that is one number; None if it is drawn or left
     as it is.
 
-    It is the constant that the model set it to. Where numbers vary or are not known: 1 for the gain
-    of a norm, and 0 for the bias of a linear layer, which torch draws from ±1/√fan_in, a range that
-    shrinks with the width.
+    This is the constant that the model set it to. If its numbers vary or are not known: 1 for the
+    gain of a norm, and 0 for the bias of a linear layer, which torch draws from ±1/√fan_in, a range
+    that shrinks with the width.
     """
     value = constant(entry.tensor) if numbers else None
     if value is not None:
@@ -97,6 +88,6 @@ def start_of(
     if role == "gain":
         return 1.0 if of_norm else None
     if role != "bias" or "dt" in entry.leaf.split("_") or ".dt_" in f".{entry.inside}":
-        return None  # the time step of a state-space layer has a start of its own
+        return None  # the time step of a state-space layer starts at a value of its own
     drawn_by_torch = entry.kind in ("linear", "convolution", "norm")
     return 0.0 if drawn_by_torch or (not numbers and entry.leaf.endswith("bias")) else None

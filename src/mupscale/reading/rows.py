@@ -1,6 +1,4 @@
-"""Which row of a matrix each entry of a tensor came from, carried through views by doing the same
-to row numbers.
-"""
+"""The matrix row that each entry of a tensor came from, carried along through views."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from torch import Tensor
 
 
 class Rows:
-    """Row numbers of a tensor's entries, worked out only if somebody asks: most tensors never reach
-    an attention.
+    """Row numbers of a tensor's entries, computed on demand: most tensors never reach an
+    attention.
     """
 
     __slots__ = ("_make", "_value")
@@ -28,9 +26,7 @@ class Rows:
         return self._value
 
     def then(self, view: Callable[[Tensor], Tensor]) -> Rows:
-        """The same numbers seen another way; lost where the view is of a kind that is not
-        followed.
-        """
+        """The numbers under a view; lost if the view cannot be followed."""
 
         def make() -> Tensor | None:
             before = self.tensor()
@@ -49,13 +45,9 @@ def numbered(start: int, count: int, axis: int, shape: Sequence[int]) -> Tensor:
 
 
 def if_shaped(rows: Rows | None, like: Tensor) -> Rows | None:
-    """The rows, which are lost where an operation gave another shape."""
+    """The rows, lost if an operation changed the shape."""
     shape = like.shape
-
-    def checked(numbers: Tensor) -> Tensor:
-        return numbers.expand(shape)
-
-    return rows and rows.then(checked)
+    return rows and rows.then(lambda numbers: numbers.expand(shape))
 
 
 def joined_rows(name: str, several: Sequence[Rows], dim: int) -> Tensor | None:
@@ -66,7 +58,7 @@ def joined_rows(name: str, several: Sequence[Rows], dim: int) -> Tensor | None:
 def view_of(
     name: str, args: Sequence[Any], keywords: Mapping[str, Any], part: int | None = None
 ) -> Callable[[Tensor], Tensor]:
-    """The same view of row numbers; `part` is which of several tensors the view gives."""
+    """The same view of row numbers; `part` is the index if the view gives several tensors."""
 
     def view(rows: Tensor) -> Tensor:
         if name == "slice":
@@ -77,8 +69,8 @@ def view_of(
             name, name
         )
         moved = getattr(torch, plain, None) or getattr(Tensor, plain)
-        made = moved(rows, *args, **keywords)
-        return made if part is None else made[part]
+        result = moved(rows, *args, **keywords)
+        return result if part is None else result[part]
 
     return view
 
@@ -87,7 +79,7 @@ _PAIR = 1 << 31
 
 
 def paired(rows: Tensor) -> Tensor:
-    """Two row numbers in one, for entries that a rotation takes as a complex number.
+    """Two row numbers in one, for a rotation that treats pairs of entries as complex numbers.
 
     >>> unpaired(paired(torch.tensor([[4, 5]]))).tolist()
     [[4, 5]]

@@ -1,5 +1,5 @@
-"""One forward pass of a model, which is not changed: on the meta device, or of a small model on the
-CPU.
+"""One forward pass of a model, on the meta device or, for a small model, on the CPU. The model is
+not changed.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from mupscale.reading.traces import UNSEEN, ForwardTrace, TraceFailed
 from mupscale.reading.user_reading import Reading
 
 SMALL = 1 << 26
-"""Parameters of a model that is small enough to be run with numbers."""
+"""The most parameters of a model that is run with numbers on the CPU."""
 
 _TOKENS = 4
 
 
 def follow(model: nn.Module, reading: Reading) -> ForwardTrace | TraceFailed:
-    """On the meta device; a small model that does not run there (its code looks at numbers) runs on
-    the CPU.
+    """Follow a forward pass on the meta device. A small model that does not run there, because its
+    code looks at numbers, runs on the CPU.
     """
-    seen = trace(model, reading, "meta")
+    on_meta = trace(model, reading, "meta")
     has_weights = not any(p.is_meta for p in model.parameters())
-    if isinstance(seen, ForwardTrace) and not (seen.has_unseen_constant and has_weights):
-        return seen
+    if isinstance(on_meta, ForwardTrace) and not (on_meta.has_unseen_constant and has_weights):
+        return on_meta
     if sum(p.numel() for p in model.parameters()) > SMALL:
-        return seen
+        return on_meta
     on_cpu = trace(model, reading, "cpu")
-    return on_cpu if isinstance(on_cpu, ForwardTrace) else seen
+    return on_cpu if isinstance(on_cpu, ForwardTrace) else on_meta
 
 
 def trace(model: nn.Module, reading: Reading, device: str = "meta") -> ForwardTrace | TraceFailed:
-    """Run the model once and see what each parameter does, or why it could not be run like this."""
+    """Run the model once and record what each parameter does, or why it could not run."""
     failures: list[str] = []
-    with _plain(model), _quiet():
+    with _evaluating(model), _without_hooks(model), _quiet():
         for arguments, keywords in _calls(model, reading, device):
             try:
                 return _traced(model, arguments, keywords, device)
@@ -53,31 +53,22 @@ def trace(model: nn.Module, reading: Reading, device: str = "meta") -> ForwardTr
 
 @torch.no_grad()
 def run_once(model: nn.Module, reading: Reading) -> Tensor | None:
-    """The logits of a model with weights on a few tokens, or None where it cannot be run like this.
+    """The logits of a model with weights on a few tokens, or None if it cannot be run like this.
 
-    Not for models that are spread over devices, where every process would have to take part.
+    Not for models that are sharded over devices, where every process would have to take part.
     """
     parameters = list(model.parameters())
     if not parameters or any(type(p) is not nn.Parameter or p.is_meta for p in parameters):
         return None
-    device = str(parameters[0].device)
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices=[]), _quiet():
-            for arguments, keywords in _calls(model, reading, device):
-                try:
-                    output: Any = model(*arguments, **keywords)
-                except Exception:  # whatever a model raises for inputs that it does not take
-                    continue
-                named = getattr(output, "logits", None)
-                found = [named] if isinstance(named, Tensor) else tensors_in(output)
-                return next(
-                    (tensor.float() for tensor in found if tensor.is_floating_point()), None
-                )
-    finally:
-        for module in training:
-            module.training = True
+    with _evaluating(model), torch.random.fork_rng(devices=[]), _quiet():
+        for arguments, keywords in _calls(model, reading, str(parameters[0].device)):
+            try:
+                output: Any = model(*arguments, **keywords)
+            except Exception:  # whatever a model raises for inputs that it does not take
+                continue
+            logits = getattr(output, "logits", None)
+            tensors = [logits] if isinstance(logits, Tensor) else tensors_in(output)
+            return next((tensor.float() for tensor in tensors if tensor.is_floating_point()), None)
     return None
 
 
@@ -85,30 +76,35 @@ def run_once(model: nn.Module, reading: Reading) -> Tensor | None:
 
 
 @contextmanager
-def _plain(model: nn.Module) -> Generator[None]:
-    """The model in evaluation mode and without hooks: FSDP's would gather weights, a plan's would
-    hide what follows.
-    """
+def _evaluating(model: nn.Module) -> Generator[None]:
     training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _without_hooks(model: nn.Module) -> Generator[None]:
+    """FSDP's hooks would gather weights, and those of a plan would hide constants."""
     registered: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for module in model.modules():
         inside: Any = module
         for hooks in (inside._forward_hooks, inside._forward_pre_hooks):
             registered.append((hooks, dict(hooks)))
             hooks.clear()
-    model.eval()
     try:
         yield
     finally:
         for hooks, before in registered:
             hooks.update(before)
-        for module in training:
-            module.training = True
 
 
 @contextmanager
 def _quiet() -> Generator[None]:
-    """What a model would log or warn about is for its users' runs, not for this one."""
+    """Hide logs and warnings: they are meant for real runs of the model."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -123,9 +119,9 @@ def _calls(
     model: nn.Module, reading: Reading, device: str
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Ways to call a model, the likeliest first."""
-    said = reading.call(device)
-    if said is not None:
-        yield said
+    call = reading.call(device)
+    if call is not None:
+        yield call
         return
     tokens = torch.zeros(1, _TOKENS, dtype=torch.long, device=device)
     config: Any = getattr(model, "config", None)
@@ -157,7 +153,7 @@ def _hugging_face_calls(
             pixels = torch.zeros(1, getattr(vision, "num_channels", 3), size, size, device=device)
             yield (), {"input_ids": tokens, "pixel_values": pixels}
     mask = torch.ones(1, 1, _TOKENS, _TOKENS, dtype=torch.bool, device=device)
-    # A mask that is given whole keeps transformers from looking into tensors that hold nothing.
+    # With a complete mask, transformers does not look into tensors without numbers.
     yield (), {"input_ids": tokens, "attention_mask": mask, "use_cache": False}
     yield (), {"input_ids": tokens, "use_cache": False}
 
@@ -195,8 +191,8 @@ def _traced(
 
 
 class _Numbers(TorchFunctionMode):
-    """Numbers that a forward pass makes tensors of (torch.tensor(8.0)) keep their value on the meta
-    device too.
+    """Numbers that a forward pass turns into tensors (torch.tensor(8.0)) keep their value on the
+    meta device.
     """
 
     def __init__(self, following: Following) -> None:
@@ -204,14 +200,14 @@ class _Numbers(TorchFunctionMode):
         self.following = following
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func in (torch.tensor, torch.as_tensor) and args and isinstance(args[0], int | float):
-            self.following.mark_constant(made, float(args[0]))
-        return made
+            self.following.mark_constant(result, float(args[0]))
+        return result
 
 
 def _stand_in(tensor: Tensor, device: str) -> Tensor:
-    """A tensor to run with in place of one of the model's, which is neither changed nor kept."""
+    """A tensor to run with in place of one of the model's, which stays as it is."""
     if device == "meta":
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     if not tensor.is_meta:
@@ -219,6 +215,5 @@ def _stand_in(tensor: Tensor, device: str) -> Tensor:
     if not tensor.is_floating_point():
         return torch.ones(tensor.shape, dtype=tensor.dtype, device=device)
     generator = torch.Generator().manual_seed(tensor.numel())
-    return (torch.rand(tensor.shape, generator=generator) + 0.5).to(
-        device=device, dtype=tensor.dtype
-    )
+    numbers = torch.rand(tensor.shape, generator=generator) + 0.5
+    return numbers.to(device=device, dtype=tensor.dtype)

@@ -14,7 +14,7 @@ from mupscale.reading.vocabulary import Layout, fused_layout
 
 @dataclass(frozen=True)
 class Sharing:
-    """What the config, the forward pass and the shapes say of shared key/value heads."""
+    """What the config, the forward pass and the shapes show about shared key/value heads."""
 
     config: ConfigFacts
     measured: Measured | None
@@ -30,107 +30,99 @@ class Sharing:
         """
         if fact.role == "fused_qkv":
             return self._fused(fact)
-        if fact.role not in ("key", "value"):
-            return fact
-        seen = None if self.measured is None else self.measured.repetitions(fact.name)
+        return self._key_or_value(fact, facts) if fact.role in ("key", "value") else fact
+
+    def _seen(self, fact: ParameterFact) -> int | None:
+        return None if self.measured is None else self.measured.repetitions(fact.name)
+
+    def _config_heads(self, seen: int | None) -> tuple[int, int, int] | None:
+        """Heads, key/value heads and head_dim of the config, if it has them."""
         heads, head_dim = self.config.heads, self.config.head_dim
         kv_heads = self.config.kv_heads or (heads // seen if heads and seen else heads)
-        if heads and kv_heads and head_dim:
+        return (heads, kv_heads, head_dim) if heads and kv_heads and head_dim else None
+
+    def _key_or_value(
+        self, fact: ParameterFact, facts: Mapping[str, ParameterFact]
+    ) -> ParameterFact:
+        seen = self._seen(fact)
+        known = self._config_heads(seen)
+        if known is not None:
+            heads, kv_heads, head_dim = known
             if fact.role == "key" and fact.fan_out != kv_heads * head_dim:
                 raise UnreadableModelError(
                     f"{fact.name} has {fact.fan_out} outputs, but the config says {kv_heads} "
-                    "key/value heads of "
-                    f"{head_dim}, that is {kv_heads * head_dim}. Fix the config, or pass a role "
-                    "for this parameter."
+                    f"key/value heads of {head_dim}, that is {kv_heads * head_dim}. Fix the "
+                    "config, or pass a role for this parameter."
                 )
-            self._same_sharing(fact, heads // kv_heads, seen)
-            return replace(fact, repetitions=heads // kv_heads)
-        query = self._query_beside(fact, facts)
+            return replace(fact, repetitions=self._agreed(fact, heads // kv_heads, seen))
+        owner = fact.name.rsplit(".", 2)[0]
+        queries = [f.fan_out for f in facts.values() if f.role == "query"
+                   and f.name.rsplit(".", 2)[0] == owner]  # fmt: skip
         if seen is not None:
-            return replace(
-                fact, repetitions=seen, inner=query.fan_out if query else fact.fan_out * seen
-            )
-        if query is None or query.fan_out % fact.fan_out:
+            inner = queries[0] if queries else fact.fan_out * seen
+            return replace(fact, repetitions=seen, inner=inner)
+        if not queries or queries[0] % fact.fan_out:
             rows = (
-                "no query beside it"
-                if query is None
-                else f"{query.fan_out} query outputs, not a multiple"
+                f"{queries[0]} query outputs, not a multiple" if queries else "no query beside it"
             )
             raise UnreadableModelError(
-                f"{fact.name} has {fact.fan_out} outputs and {rows}: repetitions are unclear."
+                f"{fact.name} has {fact.fan_out} outputs and {rows}: the number of query heads per "
+                "key/value head is unclear. Give the model a config with num_attention_heads, "
+                "num_key_value_heads and head_dim."
             )
-        return replace(fact, repetitions=query.fan_out // fact.fan_out, inner=query.fan_out)
+        return replace(fact, repetitions=queries[0] // fact.fan_out, inner=queries[0])
 
-    def _query_beside(
-        self, fact: ParameterFact, facts: Mapping[str, ParameterFact]
-    ) -> ParameterFact | None:
-        path = fact.name.rsplit(".", 2)[0]
-        return next(
-            (f for f in facts.values() if f.role == "query" and f.name.rsplit(".", 2)[0] == path),
-            None,
-        )
-
-    def _same_sharing(self, fact: ParameterFact, named: int, seen: int | None) -> None:
+    def _agreed(self, fact: ParameterFact, named: int, seen: int | None) -> int:
         if seen is not None and seen != named:
             raise UnreadableModelError(
                 f"{fact.name}: the config says that {named} query heads share a key/value head, "
-                "and a forward pass "
-                f"shows {seen}. Fix the config."
+                f"but a forward pass shows {seen}. Fix the config."
             )
+        return named
 
     def _fused(self, fact: ParameterFact) -> ParameterFact:
-        heads, head_dim = self.config.heads, self.config.head_dim
-        seen = None if self.measured is None else self.measured.blocks(fact.name)
-        shared = None if self.measured is None else self.measured.repetitions(fact.name)
-        kv_heads = self.config.kv_heads or (heads // shared if heads and shared else heads)
-        if heads and kv_heads and head_dim:
+        shared = self._seen(fact)
+        known = self._config_heads(shared)
+        if known is not None:
+            heads, kv_heads, head_dim = known
             rows = (heads + 2 * kv_heads) * head_dim
             if fact.fan_out != rows:
                 raise UnreadableModelError(
                     f"{fact.name} has {fact.fan_out} outputs, but the config has {heads} + "
-                    f"2·{kv_heads} heads of "
-                    f"{head_dim}, that is {rows}. Fix the config, or pass a role for this "
-                    "parameter."
+                    f"2·{kv_heads} heads of {head_dim}, that is {rows}. Fix the config, or pass a "
+                    "role for this parameter."
                 )
-            self._same_sharing(fact, heads // kv_heads, shared)
-            shared = heads // kv_heads
-        elif shared is None:
+            shared = self._agreed(fact, heads // kv_heads, shared)
+        if shared is None:
             raise UnreadableModelError(
                 f"{fact.name} holds queries, keys and values. There is no config with heads, and a "
-                "forward pass does "
-                f"not show how they are shared{f' ({self.failed})' if self.failed else ''}. Split "
-                "the matrix, or give "
-                "the model a config with num_attention_heads, num_key_value_heads and head_dim."
+                "forward pass does not show how they are shared"
+                f"{f' ({self.failed})' if self.failed else ''}. Split the matrix, or give the "
+                "model a config with num_attention_heads, num_key_value_heads and head_dim."
             )
-        if seen is not None and sum(block.outputs for block in seen) == fact.fan_out:
-            return replace(fact, repetitions=shared, blocks=seen)
+        blocks = None if self.measured is None else self.measured.blocks(fact.name)
+        if blocks is not None and sum(block.outputs for block in blocks) == fact.fan_out:
+            return replace(fact, repetitions=shared, blocks=blocks)
         entry = next(entry for entry in self.found if entry.name == fact.name)
         layout = fused_layout(type(entry.parent), entry.path.rpartition(".")[2], shared)
-        known = layout is not None and heads and kv_heads and head_dim
-        blocks = (
-            _blocks(heads or 0, kv_heads or 0, head_dim or 0, layout) if known and layout else ()
-        )
-        evidence = (
-            fact.evidence
-            if not fact.evidence.startswith(CONFIRMED)
-            else "name; the order of its rows by the class"
-        )
+        blocks = _blocks(*known, layout) if known and layout else ()
+        evidence = fact.evidence
+        if evidence.startswith(CONFIRMED):
+            evidence = "name; the order of its rows by the class"
         return replace(fact, repetitions=shared, blocks=blocks, evidence=evidence)
 
 
 def _blocks(heads: int, kv_heads: int, head_dim: int, layout: Layout) -> tuple[BlockFact, ...]:
     """The rows of q, k and v."""
     if layout == "one after the other":
-        ends = [0, heads, heads + kv_heads, heads + 2 * kv_heads]
-        slices = [((ends[i] * head_dim, ends[i + 1] * head_dim),) for i in range(3)]
+        groups, r, shared = 1, heads, kv_heads
     else:
-        r = heads // kv_heads
-        starts = [group * (r + 2) * head_dim for group in range(kv_heads)]
-        parts = [(0, r), (r, r + 1), (r + 1, r + 2)]
-        slices = [
-            tuple((s + first * head_dim, s + last * head_dim) for s in starts)
-            for first, last in parts
-        ]
-    return tuple(
-        BlockFact(role, rows) for role, rows in zip(("query", "key", "value"), slices, strict=True)
-    )
+        groups, r, shared = kv_heads, heads // kv_heads, 1
+    size = r + 2 * shared  # heads per group: its queries, keys and values
+    ends = {"query": (0, r), "key": (r, r + shared), "value": (r + shared, size)}
+
+    def rows(first: int, last: int) -> tuple[tuple[int, int], ...]:
+        starts = [group * size for group in range(groups)]
+        return tuple(((s + first) * head_dim, (s + last) * head_dim) for s in starts)
+
+    return tuple(BlockFact(role, rows(*ends[role])) for role in ("query", "key", "value"))

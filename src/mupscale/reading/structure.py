@@ -1,6 +1,4 @@
-"""The skeleton of a model: each parameter once, with the module that owns it and the block it
-stands in.
-"""
+"""The skeleton of a model: each parameter once, with its module and its block."""
 
 import re
 from collections import Counter
@@ -12,8 +10,7 @@ from torch import Tensor, nn
 
 Kind = Literal["embedding", "linear", "convolution", "norm", "other"]
 
-# Components that wrappers put into names: DistributedDataParallel, torch.compile, FSDP 1 and
-# activation checkpointing.
+# What torch.compile, FSDP 1 and activation checkpointing put into names.
 _WRAPPERS = re.compile(
     r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
@@ -21,15 +18,13 @@ _WRAPPERS = re.compile(
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A parameter where it stands. `inside` is the owner's path from its block inward (or its whole
-    path).
-    """
+    """A parameter and its place in the model."""
 
     name: str
     tied: tuple[str, ...]
     shape: tuple[int, ...]
     path: str
-    """The owner's path in the model as it is, wrappers included."""
+    """The owner's path in the model, wrappers included."""
     leaf: str
     tensor: Tensor
     owner: nn.Module
@@ -39,6 +34,7 @@ class Entry:
     stack: str | None
     block: int | None
     inside: str
+    """The owner's path from its block inward; the whole path outside of blocks."""
 
     @property
     def transposed(self) -> bool:
@@ -64,18 +60,17 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 def class_of(model: nn.Module) -> type[nn.Module]:
-    """The class that the model was made of: FSDP2 puts one of its own in front."""
+    """The model's own class: FSDP2 puts another one in front of it."""
     model = bare(model)
-    sharded = {
+    return next(
         kind
         for kind in type(model).__mro__
-        if any(base.__name__ == "FSDPModule" for base in kind.__mro__)
-    }
-    return next(kind for kind in type(model).__mro__ if kind not in sharded)
+        if not any(base.__name__ == "FSDPModule" for base in kind.__mro__)
+    )
 
 
 def bare_name(name: str) -> str:
-    """A parameter's name without what wrappers put into it.
+    """A parameter's name without the parts that wrappers add.
 
     >>> bare_name("layers.0._orig_mod.mlp.weight")
     'layers.0.mlp.weight'
@@ -96,31 +91,27 @@ def entries(model: nn.Module) -> Iterator[Entry]:
     }
     for key, (first, *others) in names.items():
         path, _, leaf = first.rpartition(".")
-        owner = modules[path]
         stack, block, inside = _place(bare_name(path), bare_modules)
-        shape = tuple(tensors[key].shape)
-        tied = tuple(bare_name(name) for name in others)
-        parent = modules[path.rpartition(".")[0]]
         yield Entry(
-            bare_name(first),
-            tied,
-            shape,
-            path,
-            leaf,
-            tensors[key],
-            owner,
-            parent,
-            kind_of(owner),
-            stack,
-            block,
-            inside,
+            name=bare_name(first),
+            tied=tuple(bare_name(name) for name in others),
+            shape=tuple(tensors[key].shape),
+            path=path,
+            leaf=leaf,
+            tensor=tensors[key],
+            owner=modules[path],
+            parent=modules[path.rpartition(".")[0]],
+            kind=kind_of(modules[path]),
+            stack=stack,
+            block=block,
+            inside=inside,
         )
 
 
 def _place(
     path: str, modules: Mapping[str, nn.Module] | None = None
 ) -> tuple[str | None, int | None, str]:
-    """Stack, index and path inside the block, by the first number in a path that counts blocks.
+    """Stack, index and path inside the block, from the first number in a path that counts blocks.
 
     >>> _place("model.layers.3.mlp.experts.0.w1")
     ('model.layers', 3, 'mlp.experts.0.w1')
@@ -134,8 +125,8 @@ def _place(
 
 
 def _is_sequence(container: nn.Module | None) -> bool:
-    """Whether a container holds layers that follow each other (a norm, a matrix), and not blocks of
-    one kind.
+    """Whether a container holds different layers in sequence (a norm, a matrix), not equal
+    blocks.
     """
     if not isinstance(container, nn.Sequential):
         return False

@@ -1,13 +1,11 @@
-"""`Reading`: what a user says about a model, as one value that every command, study and plan
-carries.
-"""
+"""`Reading`: what a user states about a model, as one value for every command, study and plan."""
 
 from __future__ import annotations
 
 import fnmatch
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,29 +20,19 @@ Inputs = Sequence[Any] | Mapping[str, Any]
 """Positional or named arguments of a model's forward pass."""
 
 FILE = "mupscale.toml"
-"""A file of this name beside a model holds its reading."""
+"""The name of a file beside a model that holds its reading."""
 
 _SPEC = re.compile(
     r"(?P<dtype>\w+)\s*\[(?P<shape>(?:\s*\d+\s*,)*\s*\d*\s*)\]\s*(?:<\s*(?P<high>\d+))?"
 )
 _LIKE_SPEC = re.compile(r"\w+\s*\[")
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float64,
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
-        torch.int64,
-        torch.int32,
-        torch.bool,
-    )
-}
+_NAMES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "bool")
+_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES}
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor by its type and shape: enough to make one that a forward pass accepts.
+    """The dtype and shape of a tensor: enough to make one that a forward pass accepts.
 
     >>> TensorSpec.parse("int64[2, 16] < 256")
     TensorSpec(dtype='int64', shape=(2, 16), high=256)
@@ -55,47 +43,40 @@ class TensorSpec:
     dtype: str
     shape: tuple[int, ...]
     high: int | None = None
-    """Whole numbers lie below this: a token must be in the vocabulary."""
+    """Integers are below this: a token must be in the vocabulary."""
 
     @staticmethod
     def parse(text: str) -> TensorSpec | None:
-        """The specification that a text writes down; None where it is another text.
-
-        A text such as `word[` can only be meant as a specification, so a slip in it raises.
-        """
+        """The specification in a text; None for a text that does not begin like one (`word[`)."""
         if not _LIKE_SPEC.match(text.strip()):
             return None
-        found = _SPEC.fullmatch(text.strip())
-        if found is None:
+        match = _SPEC.fullmatch(text.strip())
+        if match is None:
             raise OptionError(
                 f"inputs: {text!r} is not the type and shape of a tensor. Write it like "
-                "float32[1,3,32,32], or "
-                "int64[1,16]<256 for tokens below 256."
+                "float32[1,3,32,32], or int64[1,16]<256 for tokens below 256."
             )
-        shape = tuple(int(size) for size in found["shape"].split(",") if size.strip())
-        return TensorSpec(found["dtype"], shape, int(found["high"]) if found["high"] else None)
+        shape = tuple(int(size) for size in match["shape"].split(",") if size.strip())
+        return TensorSpec(match["dtype"], shape, int(match["high"]) if match["high"] else None)
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise UnknownNameError(f"type of a tensor in inputs ({self})", self.dtype, _DTYPES)
         if any(size < 1 for size in self.shape):
             raise OptionError(f"inputs: {self} is an empty tensor. Every size must be at least 1.")
-        if self.high is None:
-            return
-        if not self.dtype.startswith("int"):
+        if self.high is not None and not self.dtype.startswith("int"):
             raise OptionError(
-                f"inputs: {self}: only whole numbers take a limit. Leave <{self.high} out, or use "
-                "int64."
+                f"inputs: {self}: only integers take a limit. Leave <{self.high} out, or use int64."
             )
-        if self.high < 1:
+        if self.high is not None and self.high < 1:
             raise OptionError(
                 f"inputs: {self}: no token is below {self.high}. The limit must be at least 1."
             )
 
     @staticmethod
     def of(tensor: Tensor) -> TensorSpec:
-        """The specification of a tensor. The largest whole number is kept, so that tokens stay in
-        the vocabulary.
+        """The specification of a tensor. Integers keep their largest value as a limit, so that
+        tokens stay in the vocabulary.
         """
         name = str(tensor.dtype).removeprefix("torch.")
         if name not in _DTYPES:
@@ -103,11 +84,9 @@ class TensorSpec:
                 f"inputs: a tensor of type {tensor.dtype} is not supported. Use one of "
                 f"{', '.join(_DTYPES)}."
             )
-        whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
-        known = whole and not tensor.is_meta and tensor.numel() > 0
-        return TensorSpec(
-            name, tuple(tensor.shape), max(2, int(tensor.max()) + 1) if known else None
-        )
+        limited = name.startswith("int") and not tensor.is_meta and tensor.numel() > 0
+        high = max(2, int(tensor.max()) + 1) if limited else None
+        return TensorSpec(name, tuple(tensor.shape), high)
 
     def __str__(self) -> str:
         limit = "" if self.high is None else f"<{self.high}"
@@ -122,24 +101,20 @@ class TensorSpec:
             return torch.ones(self.shape, dtype=dtype, device=device)
         if dtype.is_floating_point:
             return torch.randn(self.shape, generator=generator).to(device=device, dtype=dtype)
-        return torch.randint(0, self.high or 2, self.shape, generator=generator).to(
-            device=device, dtype=dtype
-        )
+        tokens = torch.randint(0, self.high or 2, self.shape, generator=generator)
+        return tokens.to(device=device, dtype=dtype)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model cannot say by itself: roles by pattern, keys of the config to ignore, inputs of
-    its forward pass.
+    """What a model does not show by itself: roles, keys of its config to ignore, and inputs.
 
-    roles   {"*.mixer.in_proj.weight": "hidden"}: what parameters are, by a pattern on their names.
-    "hidden!" insists,
-            where a forward pass seems to show something else
-    ignore  keys of the config that look like multipliers and do not change with width or depth
-    inputs  arguments of the forward pass, positional or by name, for a model that does not take
-    tokens alone. A tensor
-            is kept as its type and shape, and may be written like that: {"pixel_values":
-            "float32[1,3,32,32]"}
+    roles   what parameters are, by a pattern on their names: {"*.mixer.in_proj.weight": "hidden"}.
+            "hidden!" overrules a forward pass that shows something else.
+    ignore  keys of the config that look like multipliers but do not change with width or depth.
+    inputs  arguments of the forward pass, positional or by name, for a model that takes more than
+            tokens. A tensor is kept as its dtype and shape, and can be written like that:
+            {"pixel_values": "float32[1,3,32,32]"}.
 
     As TOML, in a study, in a file of its own or in `mupscale.toml` beside the model:
 
@@ -155,12 +130,10 @@ class Reading:
     inputs: Inputs | None = None
 
     def __post_init__(self) -> None:
-        for pattern, role in self.roles.items():
-            if role.removesuffix("!") not in ROLES:
-                raise UnknownNameError(f"role for {pattern}", role, ROLES)
+        _check_roles(self.roles)
         object.__setattr__(self, "roles", dict(self.roles))
         object.__setattr__(self, "ignore", tuple(self.ignore))
-        object.__setattr__(self, "inputs", _described(self.inputs))
+        object.__setattr__(self, "inputs", _specified(self.inputs))
 
     def __hash__(self) -> int:
         return hash((frozenset(self.roles.items()), self.ignore))  # inputs are left to ==
@@ -169,51 +142,43 @@ class Reading:
         return bool(self.roles or self.ignore or self.inputs is not None)
 
     def __or__(self, other: Reading) -> Reading:
-        """Both together; where they differ, the other one counts."""
-        inputs = self.inputs if other.inputs is None else other.inputs
+        """Both together; `other` wins where they differ."""
         return Reading(
             {**self.roles, **other.roles},
             tuple(dict.fromkeys((*self.ignore, *other.ignore))),
-            inputs,
+            self.inputs if other.inputs is None else other.inputs,
         )
 
     def fitting(self, names: Collection[str]) -> Reading:
-        """Without the patterns that match none of these parameters: a base may lack layers that its
-        target has.
-        """
+        """Without the patterns that match none of these parameters."""
         kept = {
-            p: role
-            for p, role in self.roles.items()
-            if any(fnmatch.fnmatchcase(name, p) for name in names)
+            pattern: role
+            for pattern, role in self.roles.items()
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names)
         }
         return replace(self, roles=kept)
 
     def call(self, device: str, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The arguments of a forward pass, made on a device; None where nothing was said."""
+        """The arguments of a forward pass, made on a device; None without inputs."""
         if self.inputs is None:
             return None
         generator = torch.Generator().manual_seed(seed)
 
-        def made(value: Any) -> Any:
+        def tensor(value: Any) -> Any:
             return value.make(device, generator) if isinstance(value, TensorSpec) else value
 
         if isinstance(self.inputs, Mapping):
-            return (), {name: made(value) for name, value in self.inputs.items()}
-        return tuple(made(value) for value in self.inputs), {}
+            return (), {name: tensor(value) for name, value in self.inputs.items()}
+        return tuple(tensor(value) for value in self.inputs), {}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for TOML and JSON; what is empty is left out."""
-        values: dict[str, Any] = {}
-        if self.roles:
-            values["roles"] = dict(self.roles)
-        if self.ignore:
-            values["ignore"] = list(self.ignore)
-        if self.inputs is not None:
-            values["inputs"] = (
-                {name: _plain(value) for name, value in self.inputs.items()}
-                if isinstance(self.inputs, Mapping)
-                else [_plain(value) for value in self.inputs]
-            )
+        """Plain values for TOML and JSON, without what is empty."""
+        values = {"roles": dict(self.roles), "ignore": list(self.ignore)}
+        values = {name: value for name, value in values.items() if value}
+        if isinstance(self.inputs, Mapping):
+            values["inputs"] = {name: _plain(value) for name, value in self.inputs.items()}
+        elif self.inputs is not None:
+            values["inputs"] = [_plain(value) for value in self.inputs]
         return values
 
     @staticmethod
@@ -223,25 +188,16 @@ class Reading:
         for name in values:
             if name not in known:
                 raise UnknownNameError(f"setting of {where}", name, known)
-        roles, ignore, inputs = (
-            values.get("roles", {}),
-            values.get("ignore", []),
-            values.get("inputs"),
-        )
-        if not isinstance(roles, Mapping) or not all(
-            isinstance(role, str) for role in cast(Mapping[str, Any], roles).values()
-        ):
+        roles: Any = values.get("roles", {})
+        ignore: Any = values.get("ignore", [])
+        inputs: Any = values.get("inputs")
+        if not isinstance(roles, Mapping) or not _all_text(cast(Any, roles).values()):
             raise OptionError(
                 f"{where}.roles must be a table of patterns and roles, and is {roles!r}. Put each "
-                "pattern in quotes: "
-                '"blocks.*.mixer.weight" = "hidden".'
+                'pattern in quotes: "blocks.*.mixer.weight" = "hidden".'
             )
-        for pattern, role in cast(Mapping[str, str], roles).items():
-            if role.removesuffix("!") not in ROLES:
-                raise UnknownNameError(f"role for {pattern} in {where}", role, ROLES)
-        if not isinstance(ignore, list | tuple) or not all(
-            isinstance(key, str) for key in cast(Sequence[Any], ignore)
-        ):
+        _check_roles(cast(Mapping[str, str], roles), f" in {where}")
+        if not isinstance(ignore, list | tuple) or not _all_text(cast(Any, ignore)):
             raise OptionError(
                 f"{where}.ignore must be a list of keys, and is {ignore!r}. Write it like "
                 '["logit_scale"].'
@@ -251,11 +207,7 @@ class Reading:
                 f"{where}.inputs must be a list or a table, and is {inputs!r}. Write it like "
                 '{ input_ids = "int64[1,16] < 256" }.'
             )
-        return Reading(
-            cast(Mapping[str, str], roles),
-            tuple(cast(Sequence[str], ignore)),
-            cast(Inputs | None, inputs),
-        )
+        return Reading(cast(Any, roles), tuple(cast(Any, ignore)), cast(Any, inputs))
 
     @staticmethod
     def load(path: str | Path) -> Reading:
@@ -266,10 +218,9 @@ class Reading:
             values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            message = (
+            raise OptionError(
                 f"{path}: {reason}. It must be TOML with a [reading] table, patterns in quotes."
-            )
-            raise OptionError(message) from error
+            ) from error
         table = values.get("reading")
         if not isinstance(table, Mapping):
             raise OptionError(
@@ -279,7 +230,18 @@ class Reading:
         return Reading.from_dict(cast(Mapping[str, Any], table), f"reading in {path}")
 
 
-def _described(inputs: Inputs | None) -> Inputs | None:
+def _check_roles(roles: Mapping[str, str], where: str = "") -> None:
+    for pattern, role in roles.items():
+        if role.removesuffix("!") not in ROLES:
+            raise UnknownNameError(f"role for {pattern}{where}", role, ROLES)
+
+
+def _all_text(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _specified(inputs: Inputs | None) -> Inputs | None:
+    """The inputs with each tensor replaced by its specification."""
     if inputs is None:
         return None
     if isinstance(inputs, Tensor | str):

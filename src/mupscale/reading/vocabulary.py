@@ -1,7 +1,7 @@
 """What names mean: one table for every architecture.
 
-A parameter is looked up by the path of the module that owns it, from the block inward. Shapes then
-confirm or refuse: a name is a claim, not a proof.
+A parameter is looked up by the path of its module, from the block inward. A name is only a guess,
+which shapes confirm or reject.
 """
 
 import re
@@ -12,15 +12,14 @@ from mupscale.reading.roles import Role
 
 _ATTENTION = r"(?:attn|attention|self_attention|mixer|self)"
 
-# (pattern of the owner's path inside its block, role of its weight), the first that matches.
+# (pattern of the owner's path inside its block, role of its weight): the first match counts.
 _MATRICES: Sequence[tuple[str, Role]] = [
     # The indexer of sparse attention chooses keys; its matrices are ordinary ones.
     (r"(?:.*\.)?indexer\.(?:wk|k_proj|weights_proj)", "hidden"),
-    # A norm whose gate comes out of two matrices with a small rank between them: no branch of the
-    # stream.
+    # A norm with a low-rank gate: its second matrix does not end a residual branch.
     (r"(?:.*\.)?\w*norm\w*\.mlp\.fc1", "low_rank_down"),
     (r"(?:.*\.)?\w*norm\w*\.mlp\.fc2", "low_rank_up"),
-    # Adapters: the frozen weight is the base_layer, the two factors are the adapter's.
+    # Adapters: base_layer is the frozen weight, lora_A and lora_B are the two factors.
     (r"(?:.*\.)?lora_A(?:\.\w+)?", "low_rank_down"),
     (r"(?:.*\.)?lora_B(?:\.\w+)?", "low_rank_up"),
     # Low-rank attention (MLA), before the plain projections that its names contain.
@@ -40,8 +39,7 @@ _MATRICES: Sequence[tuple[str, Role]] = [
         "attention_output",
     ),
     (rf"(?:.*\.)?[\w]*{_ATTENTION}(?:\.[\w]+)*\.(?:gate_proj|g_proj)", "hidden"),
-    # Mixtures of experts. A router is a matrix from features to a fixed number of experts: shapes
-    # confirm it.
+    # Mixtures of experts. The shape must confirm a router: from the width to a number of experts.
     (
         r"(?:.*\.)?experts\.\d+\..*?(?:gate_proj|up_proj|w1|w3|fc1|gate_up_proj|linear_fc1)",
         "expert_in",
@@ -85,7 +83,7 @@ def outer_matrix_role(path: str) -> Role | None:
 
 
 def matrix_role(path: str) -> Role | None:
-    """The role that a matrix inside a block has by its owner's path, from the block inward.
+    """The role of a matrix inside a block, by its module's path from the block inward.
 
     >>> matrix_role("self_attn.k_proj"), matrix_role("attn.c_proj"), matrix_role("mlp.c_proj")
     ('key', 'attention_output', 'mlp_out')
@@ -100,17 +98,15 @@ Layout = Literal["one after the other", "by group"]
 
 
 def fused_layout(attention: type, projection: str, repetitions: int) -> Layout | None:
-    """How a fused matrix of transformers holds q, k and v, by the class of its attention; None
-    where it is not known.
+    """How a fused matrix of transformers holds q, k and v, by the class of its attention.
 
     One after the other (all queries, all keys, all values), or by group (for each key/value head
-    its queries, its key and its value), which without sharing is q, k, v head by head. Classes of
-    others may do as they like: their layout is known only by following a forward pass.
+    its queries, its key and its value), which without sharing is q, k, v head by head. None for
+    other classes: only a forward pass shows their layout.
     """
     name = attention.__name__
-    if not attention.__module__.startswith(("transformers.", "mupscale.")) or name.startswith(
-        "CodeGen"
-    ):
+    known = attention.__module__.startswith(("transformers.", "mupscale."))
+    if not known or name.startswith("CodeGen"):
         return None
     head_by_head = name.startswith("GPTBigCode") and repetitions == 1
     return "by group" if projection == "query_key_value" or head_by_head else "one after the other"

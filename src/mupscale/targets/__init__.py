@@ -1,6 +1,4 @@
-"""Targets: what a user may name as a model, built on the meta device, and thin copies of it to tune
-on.
-"""
+"""Targets: models by name, built on the meta device, and small copies of them to tune on."""
 
 from mupscale.targets.beside import reading_beside, reading_file
 from mupscale.targets.families import Family

@@ -1,4 +1,4 @@
-"""The `mupscale.toml` beside a model: what a user said about it once, for every command."""
+"""The `mupscale.toml` beside a model: its reading, for every command."""
 
 from os.path import isdir, isfile
 from pathlib import Path
@@ -10,10 +10,9 @@ from mupscale.targets.naming import config_path, local_config, own_function
 
 
 def reading_file(name: str) -> Path | None:
-    """The file beside the model that a name stands for: in its module's folder, or in that of its
-    config.json.
+    """The file in the folder of the model's module or config.json.
 
-    None where there is none, and for models that have no folder, such as llama-3-8b and hf:llama.
+    None if there is none, and for models without a folder, such as llama-3-8b and hf:llama.
     """
     folder = _folder(name.strip())
     file = None if folder is None else folder / FILE
@@ -21,7 +20,7 @@ def reading_file(name: str) -> Path | None:
 
 
 def reading_beside(name: str) -> Reading:
-    """What that file says; nothing where there is none."""
+    """The reading in that file; an empty one if there is no file."""
     file = reading_file(name)
     return Reading() if file is None else Reading.load(file)
 

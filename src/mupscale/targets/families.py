@@ -1,4 +1,4 @@
-"""`Family`: a model by name in which one dimension is varied, built with memory for its weights."""
+"""`Family`: a model by name in which one dimension varies, built with weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,13 @@ from torch import nn
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import GPT
+from mupscale.models.gpt import divisors
 from mupscale.reading import Reading
 from mupscale.reading.config import HEADS, KV_HEADS
 from mupscale.targets import functions
 from mupscale.targets.beside import reading_beside
 from mupscale.targets.huggingface import build, create, is_config
-from mupscale.targets.keys import is_positive, key_among, listed
+from mupscale.targets.keys import is_positive, key_among
 from mupscale.targets.naming import own_function
 from mupscale.targets.proxies import proxy
 from mupscale.targets.resolving import resolve
@@ -25,11 +26,11 @@ VARIED = ("n_kv_heads", "r", "width", "depth")
 
 @dataclass(frozen=True)
 class Family:
-    """A function of one dimension: family(n_kv_heads=4), or r, width or depth. `name` is anything a
-    target may be.
+    """A function of one dimension: family(n_kv_heads=4), or r, width or depth. `name` is the name
+    of any target.
 
-    A new width keeps head_dim, r and the ratio of the feed-forward part. A function of one's own is
-    called with the dimension as an argument, under whatever name it has.
+    A new width keeps head_dim, r (query heads per key/value head) and the ratio of the feed-forward
+    part. Your own function is called with the dimension as an argument, which can have any name.
 
     >>> model = Family("gpt:cpu_64_r2")(width=128)
     >>> model.config.n_heads, model.config.n_kv_heads
@@ -38,9 +39,7 @@ class Family:
 
     name: str
     device: str = field(default="cpu", repr=False)
-    """Where models are first built; no part of what the family is, so that records tell nothing of
-    it.
-    """
+    """Where models are first built. Not in the repr, which records keep."""
 
     @property
     def reading(self) -> Reading:
@@ -65,20 +64,19 @@ class Family:
                 _check_divides(value, "n_heads", shape.n_heads)
             with torch.device(self.device):
                 return GPT(shape.resized(**change))
-        return build(
-            self._changed(target.config, dimension, value), where=self.name, device=self.device
-        )
+        config = self._changed(target.config, dimension, value)
+        return build(config, where=self.name, device=self.device)
 
     def _own(self, head: str, settings: Mapping[str, Any], change: Mapping[str, int]) -> nn.Module:
-        made = functions.call(head, {**settings, **change}, device=self.device)
-        if is_config(made):
-            return build(made, where=self.name, device=self.device)
-        if not isinstance(made, nn.Module):
+        model = functions.call(head, {**settings, **change}, device=self.device)
+        if is_config(model):
+            return build(model, where=self.name, device=self.device)
+        if not isinstance(model, nn.Module):
             raise OptionError(
-                f"{self.name} returned a value of type {type(made).__name__}. It must return a "
+                f"{self.name} returned a value of type {type(model).__name__}. It must return a "
                 "model."
             )
-        return made
+        return model
 
     def _changed(self, config: Any, dimension: str, value: int) -> Any:
         if dimension in ("width", "depth"):
@@ -88,8 +86,7 @@ class Family:
         if heads is None or kv_heads is None:
             raise OptionError(
                 f"{self.name}: {type(config).__name__} has no number of key/value heads of its "
-                "own. Vary the width or "
-                "the depth, or choose a model with grouped-query attention."
+                "own. Vary the width or the depth, or choose a model with grouped-query attention."
             )
         if dimension == "r":
             _check_divides(value, heads, values[heads])
@@ -99,5 +96,4 @@ class Family:
 
 def _check_divides(r: int, key: str, heads: int) -> None:
     if heads % r:
-        fitting = listed(k for k in range(1, heads + 1) if heads % k == 0)
-        raise DimensionError(f"r={r} does not divide {key}={heads}. Choose {fitting}.")
+        raise DimensionError(f"r={r} does not divide {key}={heads}. Choose {divisors(heads)}.")

@@ -1,6 +1,4 @@
-"""A model's `config.json` on the local disk: what it holds, or a sentence that says what is wrong
-with it.
-"""
+"""A model's `config.json` on the local disk."""
 
 import json
 from collections.abc import Container, Mapping
@@ -13,13 +11,12 @@ from mupscale.targets.reasons import reason
 
 
 def read_config(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The file, found in the folder if it is one, and what it holds."""
+    """The file (in the folder, if `path` is one) and its contents."""
     path = path / "config.json" if isdir(path) else path
     if not isfile(path):
         raise OptionError(
-            f"there is no file {path}, and nothing is downloaded. Pass a local config.json or a "
-            "folder that holds "
-            "one (hf:path/to/config.json), or a type of transformers (hf:llama)."
+            f"there is no file {path}, and nothing is downloaded. Pass a local config.json or its "
+            "folder (hf:path/to/config.json), or a type of transformers (hf:llama)."
         )
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -36,19 +33,18 @@ def read_config(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def type_in(values: Mapping[str, Any], path: Path, known: Container[str]) -> str:
-    """The type that a config names. Code that comes with weights is never run: transformers' own is
-    used, if any.
+    """The type that a config names. Code that comes with weights is never run, only that of
+    transformers.
     """
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
         raise OptionError(
-            f'{path} has no model_type. Add the type of transformers that it is: "model_type": '
-            '"llama".'
+            f'{path} has no model_type. Add its type in transformers: "model_type": "llama".'
         )
     if values.get("auto_map") and model_type not in known:
         raise OptionError(
-            f"{path} asks for code that comes with its weights (auto_map), which is never run, and "
-            "transformers has no "
-            f"{model_type!r} of its own. Build the model in Python, and name module:function."
+            f"{path} needs code that comes with its weights (auto_map), which is never run, and "
+            f"transformers has no {model_type!r} of its own. Build the model in Python, and name "
+            "module:function."
         )
     return model_type

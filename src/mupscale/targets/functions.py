@@ -1,4 +1,4 @@
-"""Models of one's own: `package.module:function`, called on the meta device."""
+"""Your own models: `package.module:function`, called on the meta device."""
 
 import importlib
 import importlib.util
@@ -20,8 +20,7 @@ PATTERN = re.compile(r"(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*):(?P<function>[^\W
 
 
 def call(name: str, settings: Mapping[str, Any], device: str = "meta") -> Any:
-    """What the function behind `module:function` returns, called with the settings on the meta
-    device, unless said.
+    """Call `module:function` with the settings and return its result.
 
     >>> call("torch.nn:Linear", {"in_features": 4, "out_features": 2}).weight.shape
     torch.Size([2, 4])
@@ -34,7 +33,7 @@ def call(name: str, settings: Mapping[str, Any], device: str = "meta") -> Any:
         except MupscaleError:
             raise
         except Exception as error:  # the user's own code
-            meta = " It is called on the meta device, where tensors have shapes and no numbers."
+            meta = " It is called on the meta device, where tensors have shapes but no numbers."
             raise OptionError(
                 f"{name} raised {type(error).__name__}: "
                 f"{reason(error)}.{meta if device == 'meta' else ''}"
@@ -43,7 +42,7 @@ def call(name: str, settings: Mapping[str, Any], device: str = "meta") -> Any:
 
 @contextmanager
 def loaded(name: str) -> Generator[Callable[..., Any]]:
-    """The function behind `module:function`; modules of the current folder can be imported
+    """The function behind `module:function`. Modules of the current folder can be imported
     meanwhile.
     """
     parts = PATTERN.fullmatch(name)
@@ -54,8 +53,7 @@ def loaded(name: str) -> Generator[Callable[..., Any]]:
 
 
 def folder(name: str) -> Path | None:
-    """Where the module behind `module:function` lies; None where that is not known. The module is
-    not run.
+    """The folder of the module in `module:function`, or None if unknown. The module is not run.
 
     >>> folder("torch.nn:Linear").name
     'nn'
@@ -67,7 +65,7 @@ def folder(name: str) -> Path | None:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         importlib.invalidate_caches()
-        # Packages around it are imported, and may raise anything: calling the function tells of it.
+        # Packages around it are imported and may raise: calling the function reports that.
         with _current_folder_importable(), suppress(Exception):
             spec = importlib.util.find_spec(module)
             file = spec.origin if spec is not None and spec.has_location else None
@@ -93,52 +91,44 @@ def _module(module: str, name: str) -> Any:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise OptionError(
                 f"{name}: there is no module {error.name} in the current folder ({os.getcwd()}) or "
-                "among the installed "
-                "packages. Mend the name, or go to the folder that holds it."
+                "among the installed packages. Fix the name, or change to the folder that holds it."
             ) from error
         raise OptionError(
             f"{name}: importing {module} failed: {reason(error)}. Install what it needs."
         ) from error
     except Exception as error:  # the user's own code
         raise OptionError(
-            f"{name}: importing {module} raised {type(error).__name__}: {reason(error)}. Mend the "
+            f"{name}: importing {module} raised {type(error).__name__}: {reason(error)}. Fix the "
             "module."
         ) from error
 
 
 def _function(module: Any, function: str, name: str) -> Callable[..., Any]:
     if not hasattr(module, function):
-        known = [
-            key
-            for key, value in vars(module).items()
-            if callable(value) and not key.startswith("_")
-        ]
+        public = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+        known = [key for key, value in public.items() if callable(value)]
         raise UnknownNameError(f"function of {module.__name__}", function, known or ["none"])
-    found = getattr(module, function)
-    if not callable(found):
+    value = getattr(module, function)
+    if not callable(value):
         raise OptionError(
-            f"{name} is of type {type(found).__name__}, not a function. Name one that returns a "
+            f"{name} is of type {type(value).__name__}, not a function. Name one that returns a "
             "model."
         )
-    return found
+    return value
 
 
 def _check_arguments(function: Callable[..., Any], settings: Mapping[str, Any], name: str) -> None:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return  # written in C: it checks for itself
+        return  # written in C: it checks its arguments itself
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         known = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         for key in settings:
             if key not in known:
                 raise UnknownNameError(f"argument of {name}", key, known or ["none"])
-    needed = [
-        p.name
-        for p in parameters
-        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    missing = [key for key in needed if key not in settings]
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in settings]
     if missing:
         raise OptionError(
             f"{name} needs {', '.join(missing)}. Write "

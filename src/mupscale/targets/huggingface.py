@@ -1,8 +1,7 @@
-"""Hugging Face configs and models, the one place that imports transformers. Nothing is downloaded,
-no foreign code run.
+"""Hugging Face configs and models: the only file that imports transformers.
 
-A config comes from a type and settings, or from a local `config.json`; a model is built on the meta
-device.
+A config comes from a type and settings, or from a local `config.json`. A model is built on the meta
+device. Nothing is downloaded, and no code from outside of transformers runs.
 """
 
 import dataclasses
@@ -23,16 +22,9 @@ from mupscale.targets.layers import with_depth
 from mupscale.targets.reasons import reason
 
 _COMMON = (
-    "llama",
-    "qwen3",
-    "qwen3_moe",
-    "mistral",
-    "mixtral",
-    "gemma3_text",
-    "gpt_oss",
-    "deepseek_v3",
+    "llama", "qwen3", "qwen3_moe", "mistral", "mixtral", "gemma3_text", "gpt_oss", "deepseek_v3",
     "gpt2",
-)
+)  # fmt: skip
 
 
 def _transformers() -> Any:
@@ -56,13 +48,13 @@ def causal_types() -> Mapping[str, str]:
 
 
 def is_config(value: object) -> bool:
-    """Whether this is a Hugging Face config; none can be where transformers was never imported."""
+    """Whether this is a Hugging Face config. Without transformers imported, nothing is."""
     transformers = sys.modules.get("transformers")
     return transformers is not None and isinstance(value, transformers.PreTrainedConfig)
 
 
 def config_of_type(model_type: str, settings: Mapping[str, Any], where: str) -> Any:
-    """The default config of a type with these settings, each of which the type must know."""
+    """The default config of a type with these settings; unknown settings raise an error."""
     cls = _config_class(model_type, where)
     settings = _known(cls, settings, ())
     return _confirmed(create(cls, _with_rope(settings), where), settings, where)
@@ -75,20 +67,18 @@ def config_of_file(path: Path, settings: Mapping[str, Any], where: str) -> Any:
     settings = _known(cls, settings, values)
     depth = key_among(settings, LAYERS)
     if depth:
-        values = with_depth(
-            lambda values: create(cls, values, where).to_dict(), values, settings[depth]
-        )
+        values = with_depth(lambda v: create(cls, v, where).to_dict(), values, settings[depth])
     return _confirmed(create(cls, _with_rope({**values, **settings}), where), settings, where)
 
 
 def create(cls: Any, values: Mapping[str, Any], where: str) -> Any:
-    """A config, or an error of ours that says what is wrong with its values."""
+    """A config, or an error that says what is wrong with its values."""
     check_positive(values, where)
     try:
         config = cls.from_dict({key: value for key, value in values.items() if key != "model_type"})
-    except Exception as error:  # a config class raises what it likes
+    except Exception as error:  # a config class can raise anything
         raise OptionError(
-            f"{where}: {cls.__name__} refuses these settings: {reason(error)}."
+            f"{where}: {cls.__name__} rejects these settings: {reason(error)}."
         ) from error
     check_sharing(config.get_text_config(decoder=True).to_dict(), where)
     return config
@@ -101,8 +91,8 @@ def build(
     where: str | None = None,
     device: str = "meta",
 ) -> nn.Module:
-    """The model of a config on the meta device: shapes and code, no memory. `cls` is its causal
-    model if not given.
+    """The model of a config on the meta device: shapes and code, no memory. `cls` is its class
+    (default: its causal language model).
 
     >>> from transformers import GPT2Config
     >>> model = build(GPT2Config(n_layer=2))
@@ -114,13 +104,13 @@ def build(
     try:
         with torch.device(device):
             return cls(config)
-    except Exception as error:  # a model raises what it likes
+    except Exception as error:  # a model can raise anything
         raise OptionError(f"{where}: {cls.__name__} cannot be built: {reason(error)}.") from error
 
 
 def takes_head_dim(cls: Any) -> bool:
-    """Whether the attention of a model asks its config for `head_dim`, though the config class does
-    not declare it.
+    """Whether the attention of a model reads `head_dim` from a config class that does not declare
+    it.
 
     >>> from transformers import GPT2Config, Qwen2Config
     >>> takes_head_dim(Qwen2Config), takes_head_dim(GPT2Config)
@@ -158,8 +148,8 @@ def _config_class(model_type: str, where: str) -> Any:
     if model_type not in types:
         if model_type in _transformers().CONFIG_MAPPING:
             raise OptionError(
-                f"{where}: the type {model_type!r} is not a causal language model. Choose one, as "
-                "llama."
+                f"{where}: the type {model_type!r} is not a causal language model. Choose one, "
+                "such as llama."
             )
         more = f"and {len(types) - len(_COMMON)} more of transformers"
         raise UnknownNameError("type of transformers", model_type, [*_COMMON, more], aliases=types)
@@ -167,7 +157,7 @@ def _config_class(model_type: str, where: str) -> Any:
 
 
 def _known(cls: Any, settings: Mapping[str, Any], present: Container[str]) -> dict[str, Any]:
-    """Settings under the names that the class stores; one that it does not know is an error."""
+    """Settings under the names that the class stores; an unknown setting raises an error."""
     fields = [field.name for field in dataclasses.fields(cls)]
     general = {field.name for field in dataclasses.fields(_transformers().PreTrainedConfig)}
     known = [name for name in fields if name not in general] + [
@@ -184,7 +174,7 @@ def _known(cls: Any, settings: Mapping[str, Any], present: Container[str]) -> di
 
 
 def _with_rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with rope_theta inside of rope_parameters, where both are given: there it would be
+    """Values with rope_theta moved into rope_parameters if both are given: outside it would be
     ignored.
     """
     rope = values.get("rope_parameters")
@@ -195,16 +185,13 @@ def _with_rope(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _confirmed(config: Any, settings: Mapping[str, Any], where: str) -> Any:
-    """The config, in which every setting must have arrived: an older key of a file may stand in its
-    way.
-    """
+    """The config, if it has every setting: an older key of a file can override one."""
     rope = getattr(config, "rope_parameters", None) or {}
     for key, value in settings.items():
         arrived = rope.get(key) if key == "rope_theta" else getattr(config, key, value)
         if isinstance(value, int | float) and arrived != value:
             raise OptionError(
                 f"{where}: {key}={value} has no effect: {type(config).__name__} has {arrived}, "
-                "from another of its "
-                "keys. Set it in a config.json, in place of that key."
+                "from another of its keys. Set it in a config.json, in place of that key."
             )
     return config

@@ -1,32 +1,29 @@
-"""The keys of a config that carry a model's dimensions, under their many names, and what can be
-wrong with them.
+"""The keys of a config that hold a model's dimensions, under their many names, and checks of their
+values.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mupscale.errors import DimensionError
+from mupscale.models.gpt import divisors
 from mupscale.reading.config import HEAD_DIM, HEADS, KV_HEADS, WIDTH
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
 STACKS = (
-    "encoder_layers",
-    "decoder_layers",
-    "num_encoder_layers",
-    "num_decoder_layers",
-    "num_layers",
-)
-"""Of a model that has an encoder and a decoder: how many layers each has."""
+    "encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers", "num_layers"
+)  # fmt: skip
+"""The numbers of layers of an encoder and a decoder."""
 STACK_HEADS = ("encoder_attention_heads", "decoder_attention_heads")
 STATE_HEADS = ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads")
-"""Heads of a state-space layer; together they are as wide as a multiple of the model."""
+"""Heads of a state-space layer: their total size is a multiple of the width."""
 FIXED_HEAD_DIM = (*HEAD_DIM, "qk_nope_head_dim", "v_head_dim", "kv_channels", "dim_head")
-"""Keys by which a config says how large a head is, whatever the width."""
+"""Keys that set the size of a head, independent of the width."""
 
 _PER_WIDTH = re.compile(
-    r"(?:\w+_)?intermediate_size(?:_mlp)?|n_inner|(?:\w+_)?ffn_dim|(?:\w+_)?ffn_hidden_size|dim_ff|dff|d_ff|"
-    r"(?:\w+_)?lora_rank|word_embed_proj_dim|mamba_d_ssm|attention_hidden_size"
+    r"(?:\w+_)?intermediate_size(?:_mlp)?|n_inner|(?:\w+_)?ffn_dim|(?:\w+_)?ffn_hidden_size|dim_ff"
+    r"|dff|d_ff|(?:\w+_)?lora_rank|word_embed_proj_dim|mamba_d_ssm|attention_hidden_size"
 )
 _POSITIVE = (*WIDTH, *HEADS, *KV_HEADS, *HEAD_DIM, *LAYERS, "vocab_size")
 
@@ -35,14 +32,14 @@ def grows_with_width(key: str) -> bool:
     """Whether a size is a multiple of the width: feed-forward and expert layers, ranks of low-rank
     attention.
 
-    >>> [k for k in ("moe_intermediate_size", "kv_lora_rank", "intermediate_multiple_size") if grows_with_width(k)]
-    ['moe_intermediate_size', 'kv_lora_rank']
+    >>> grows_with_width("moe_intermediate_size"), grows_with_width("intermediate_multiple_size")
+    (True, False)
     """
     return bool(_PER_WIDTH.fullmatch(key))
 
 
 def key_among(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """The first of these names under which the config has a positive whole number.
+    """The first of these names with a positive integer in the config.
 
     >>> key_among({"n_embd": 768, "n_inner": None}, WIDTH), key_among({"n_inner": None}, WIDTH)
     ('n_embd', None)
@@ -51,7 +48,7 @@ def key_among(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 
 def is_positive(value: object) -> bool:
-    """Whether a value is a whole number of at least one; True is not.
+    """Whether a value is an integer of at least 1; True is not.
 
     >>> is_positive(1), is_positive(0), is_positive(2.0), is_positive(True)
     (True, False, False, False)
@@ -60,8 +57,8 @@ def is_positive(value: object) -> bool:
 
 
 def check_positive(values: Mapping[str, Any], where: str) -> None:
-    """Refuse a dimension that is a number and not a positive whole one, before a config class
-    divides by it.
+    """Raise for a dimension that is not a positive integer, before a config class divides by
+    it.
     """
     for key in _POSITIVE:
         value = values.get(key)
@@ -72,24 +69,11 @@ def check_positive(values: Mapping[str, Any], where: str) -> None:
 
 
 def check_sharing(values: Mapping[str, Any], where: str) -> None:
-    """Refuse query heads that cannot share the key/value heads evenly."""
+    """Raise if the query heads cannot share the key/value heads evenly."""
     heads, kv_heads = key_among(values, HEADS), key_among(values, KV_HEADS)
     if heads and kv_heads and values[heads] % values[kv_heads]:
+        n = values[heads]
         raise DimensionError(
-            f"{where}: {heads}={values[heads]} is not a multiple of {kv_heads}={values[kv_heads]}. "
-            f"Choose a divisor of {values[heads]}{_divisors(values[heads])}."
+            f"{where}: {heads}={n} is not a multiple of {kv_heads}={values[kv_heads]}. Choose a "
+            f"divisor of {n}{f': {divisors(n)}' if n <= 4096 else ''}."
         )
-
-
-def listed(numbers: Iterable[int]) -> str:
-    """Numbers as a sentence has them.
-
-    >>> listed([1, 2, 4])
-    '1, 2 or 4'
-    """
-    *first, last = map(str, numbers)
-    return f"{', '.join(first)} or {last}" if first else last
-
-
-def _divisors(n: int) -> str:
-    return f": {listed(k for k in range(1, n + 1) if n % k == 0)}" if n <= 4096 else ""

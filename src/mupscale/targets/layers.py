@@ -1,7 +1,6 @@
-"""Another depth for a config: lists with one entry a layer, and counts of layers, follow.
+"""A config at another depth: lists with one entry per layer, and counts of layers, change with it.
 
-Every kind of layer that the original has is kept where the depth allows: sliding and full
-attention, dense and sparse.
+Every kind of layer (sliding and full attention, dense and sparse) is kept if the depth allows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,22 +9,17 @@ from typing import Any
 from mupscale.errors import DimensionError
 from mupscale.targets.keys import LAYERS, STACKS, is_positive, key_among
 
-# Which layers, by index, rather than one entry a layer.
+# Indices of layers, instead of one entry per layer.
 _INDICES = ("moe_layers", "mlp_only_layers")
-# How many layers, the first or the last, are of another kind.
+# How many of the first or last layers are of another kind.
 _SOME = (
-    "first_k_dense_replace",
-    "num_dense_layers",
-    "moe_layer_start_index",
-    "num_kv_shared_layers",
-)
-# Every how many layers there is one of the other kind.
+    "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "num_kv_shared_layers"
+)  # fmt: skip
+# The distance between layers of the other kind.
 _STEPS = ("decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step")
 
 Recompute = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""From values to the values that a config made of them has: with its defaults, and what it
-derives.
-"""
+"""From values to those of a config made from them, with its defaults and derived values."""
 
 
 def with_depth(recompute: Recompute, values: Mapping[str, Any], depth: int) -> dict[str, Any]:
@@ -41,43 +35,35 @@ def with_depth(recompute: Recompute, values: Mapping[str, Any], depth: int) -> d
     stacks = _stacks(values)
     lists = {name: value for name, value in values.items() if _is_per_layer(name, value, old)}
     changed = {**values, key: depth, **dict.fromkeys(stacks, depth), **_counts(values, old, depth)}
-    if (
-        "attention_types" in values and "attention_layers" in lists
-    ):  # GPT-Neo derives the one from the other
+    if "attention_types" in values and "attention_layers" in lists:  # GPT-Neo derives the latter
         changed["attention_types"] = [[continued(lists["attention_layers"], depth), 1]]
     derived = _derived(recompute, values, lists, changed)
     for name, items in lists.items():
         if name in _INDICES:
-            now = _resized(
-                _marks(items, old), _marks(derived[name], depth) if name in derived else None, depth
-            )
-            changed[name] = [index for index, marked in enumerate(now) if marked]
+            marks = _marks(derived[name], depth) if name in derived else None
+            resized = _resized(_marks(items, old), marks, depth)
+            changed[name] = [index for index, marked in enumerate(resized) if marked]
         else:
             changed[name] = _resized(items, derived.get(name), depth)
     return changed
 
 
 def _stacks(values: Mapping[str, Any]) -> list[str]:
-    """The keys that say how deep encoder and decoder are: they must be alike, for one depth to
-    stand for both.
-    """
+    """The keys for the depths of encoder and decoder, which must be equal."""
     if not values.get("is_encoder_decoder"):
         return []
     stacks = {name: values[name] for name in STACKS if is_positive(values.get(name))}
     if len(set(stacks.values())) > 1:
-        said = ", ".join(f"{name}={number}" for name, number in stacks.items())
+        depths = ", ".join(f"{name}={number}" for name, number in stacks.items())
         raise DimensionError(
-            f"{said}: one depth does not say how deep each is to be. Set both in a config yourself."
+            f"{depths}: one depth does not say how deep each should be. Set both in a config."
         )
     return list(stacks)
 
 
 def _is_per_layer(name: str, value: object, depth: int) -> bool:
-    if (
-        not isinstance(value, list)
-        or "token" in name
-        or name in ("architectures", "attention_types")
-    ):
+    other = "token" in name or name in ("architectures", "attention_types")
+    if other or not isinstance(value, list):
         return False
     return name in _INDICES or len(value) == depth
 
@@ -102,8 +88,8 @@ def _derived(
     lists: Mapping[str, Any],
     changed: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The lists as the config itself derives them at the new depth: those that it derives right at
-    the old one.
+    """The lists that the config itself derives at the new depth, if it derives the given ones at
+    the old depth.
     """
     if not lists:
         return {}
@@ -123,7 +109,7 @@ def _resized(items: list[Any], derived: list[Any] | None, depth: int) -> list[An
 
 
 def continued(items: Sequence[Any], length: int) -> list[Any]:
-    """A list cut to a length, or continued by its pattern: a few first entries, then a period.
+    """A list cut to a length, or continued by its pattern: first entries, then a period.
 
     >>> continued(["dense", "sparse", "sparse", "sparse"], 6)
     ['dense', 'sparse', 'sparse', 'sparse', 'sparse', 'sparse']
@@ -138,8 +124,8 @@ def continued(items: Sequence[Any], length: int) -> list[Any]:
 
 
 def _period(items: Sequence[Any]) -> int:
-    """The period of the tail, for the shortest description of the list as first entries and a
-    period seen twice.
+    """The period of the tail, for the shortest list of first entries and a period that occurs
+    twice.
     """
     n = len(items)
     fits = [
@@ -152,15 +138,13 @@ def _period(items: Sequence[Any]) -> int:
 
 
 def with_every_kind(entries: Sequence[Any], original: Sequence[Any]) -> list[Any]:
-    """The entries, with the kinds of the original that they lack in their last places.
+    """The entries, with the missing kinds of the original put at their end.
 
     >>> with_every_kind(["dense", "dense"], ["dense", "dense", "dense", "sparse", "sparse"])
     ['dense', 'sparse']
     """
     changed = list(entries)
-    missing = [
-        kind for k, kind in enumerate(original) if kind not in entries and kind not in original[:k]
-    ]
+    missing = [kind for k, kind in enumerate(original) if kind not in [*entries, *original[:k]]]
     for place in range(len(changed) - 1, -1, -1):
         if missing and changed.count(changed[place]) > 1:
             changed[place] = missing.pop()

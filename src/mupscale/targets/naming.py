@@ -1,4 +1,4 @@
-"""Which form a target's name has: a local config, or a function of one's own."""
+"""The form of a target's name: a local config, or your own function."""
 
 from os.path import exists
 
@@ -8,8 +8,8 @@ from mupscale.targets.settings import split_settings
 
 
 def local_config(name: str) -> str | None:
-    """The path to a config or its folder, settings behind it included; None for a name of another
-    form.
+    """The path to a config or its folder, with the settings after it; None for another form of
+    name.
 
     >>> local_config("models/mine.json,num_hidden_layers=2"), local_config("gpt:kvr_4")
     ('models/mine.json,num_hidden_layers=2', None)
@@ -27,12 +27,12 @@ def local_config(name: str) -> str | None:
 
 
 def config_path(rest: str) -> str:
-    """The path alone. One that is there as it stands is no place to look for settings."""
+    """The path alone. An existing path is used whole, even if it looks like one with settings."""
     return rest if exists(rest) else split_settings(rest)[0]
 
 
 def own_function(name: str) -> str | None:
-    """`module:function`, without settings; None for a name of another form.
+    """`module:function`, without settings; None for another form of name.
 
     >>> own_function("my_package.models:build,width=256"), own_function("hf:llama")
     ('my_package.models:build', None)

@@ -1,11 +1,10 @@
-"""Other people's exceptions, told in one line."""
+"""The message of a foreign exception, on one line."""
 
 import re
 
 
 def reason(error: BaseException) -> str:
-    r"""What an error says, on one line, without the frame that a checked dataclass puts around it,
-    or a full stop.
+    r"""The message without the prefix of a validated dataclass and without a full stop.
 
     >>> reason(ValueError("Validation error for field 'n':\n    TypeError: expected int, got str."))
     'expected int, got str'

@@ -1,4 +1,4 @@
-"""`resolve`: from what a user names to a model on the meta device."""
+"""`resolve`: from a name to a model on the meta device."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -25,26 +25,23 @@ FORMS = ("gpt:NAME", "hf:TYPE", "hf:PATH/config.json", "module:function")
 
 @dataclass(frozen=True)
 class Target:
-    """A model that was named: its shapes and its code, on the meta device, without memory for
-    weights.
-    """
+    """A model by name, on the meta device: its shapes and code, without weights."""
 
     name: str
     model: nn.Module
     config: Any = None
-    """Its Hugging Face config, None for a model that has none."""
+    """Its Hugging Face config, if it has one."""
     reading: Reading = field(default_factory=Reading)
     """What `mupscale.toml` beside the model says about it."""
 
 
 def resolve(name: str) -> Target:
-    """The model that a name stands for; settings may follow each form, as
-    `hf:llama,hidden_size=1024`.
+    """The model with this name.
 
     A well-known shape (`llama-3-8b`), the reference GPT (`gpt:kvr_4`), a type of transformers
-    (`hf:qwen3`), a local config (`hf:PATH`, or any path to a .json), or a function of one's own
-    that returns a model or a config (`package.module:function`). Nothing is downloaded, and no code
-    that comes with weights is run.
+    (`hf:qwen3`), a local config (`hf:PATH`, or any path to a .json), or your own function that
+    returns a model or a config (`package.module:function`). Settings can follow:
+    `hf:llama,hidden_size=1024`. Nothing is downloaded, and code that comes with weights is not run.
 
     >>> target = resolve("hf:gpt2,n_layer=2")
     >>> target.config.n_layer, target.model.device.type
@@ -73,7 +70,7 @@ def _resolved(name: str) -> Target:
 
 
 def _reference(name: str, configured: str, settings: Mapping[str, Any]) -> Target:
-    """The reference GPT in one of its named configurations, with settings put over it."""
+    """The reference GPT in a named configuration, with these settings."""
     shape = configuration(configured).model
     known = [field.name for field in dataclasses.fields(shape)]
     for key in settings:
@@ -90,9 +87,8 @@ def _local(rest: str, name: str) -> Any:
     if near and not exists(head):
         raise OptionError(
             f"{name}: there is no file {head}, and nothing is downloaded. Did you mean {near!r}, "
-            "whose dimensions are "
-            "known here? Otherwise pass a local config.json (hf:path/to/config.json) or a type "
-            "(hf:llama)."
+            "whose dimensions are known here? Otherwise pass a local config.json "
+            "(hf:path/to/config.json) or a type (hf:llama)."
         )
     return config_of_file(Path(head), {} if head == rest else split_settings(rest)[1], name)
 
@@ -102,7 +98,7 @@ def _of_config(name: str, config: Any) -> Target:
 
 
 def _returned(name: str, value: object) -> Target:
-    """What a function of the user's returned, as a target."""
+    """The result of a user's function, as a target."""
     if is_config(value):
         return _of_config(name, value)
     if not isinstance(value, nn.Module):
@@ -110,15 +106,12 @@ def _returned(name: str, value: object) -> Target:
             f"{name} returned a value of type {type(value).__name__}. "
             "It must return an nn.Module or a Hugging Face config."
         )
-    placed: Mapping[str, str] = {
-        key: p.device.type for key, p in value.named_parameters() if p.device.type != "meta"
-    }
-    if placed:
-        first = next(iter(placed))
-        raise OptionError(
-            f"{name} returned a model with weights on the {placed[first]} ({first}). Build it "
-            "inside of the function, "
-            "without naming a device, so that it is made on the meta device."
-        )
+    for key, parameter in value.named_parameters():
+        if not parameter.is_meta:
+            raise OptionError(
+                f"{name} returned a model with weights on the {parameter.device.type} ({key}). "
+                "Build it inside of the function, without naming a device, so that it is made on "
+                "the meta device."
+            )
     config = getattr(value, "config", None)
     return Target(name, value, config if is_config(config) else None)

@@ -1,4 +1,4 @@
-"""Settings written behind a name: `hf:qwen3,hidden_size=1024,tie_word_embeddings=false`."""
+"""Settings after a name: `hf:qwen3,hidden_size=1024,tie_word_embeddings=false`."""
 
 import math
 import re
@@ -12,7 +12,7 @@ _KEY = re.compile(r"[A-Za-z_]\w*")
 
 
 def split_settings(name: str) -> tuple[str, dict[str, Value]]:
-    """What stands before the first comma, and the settings behind it.
+    """The part before the first comma, and the settings after it.
 
     >>> split_settings("hf:qwen3,hidden_size=1024,tie_word_embeddings=false,hidden_act=gelu")
     ('hf:qwen3', {'hidden_size': 1024, 'tie_word_embeddings': False, 'hidden_act': 'gelu'})
@@ -23,7 +23,7 @@ def split_settings(name: str) -> tuple[str, dict[str, Value]]:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not _KEY.fullmatch(key):
             raise OptionError(
-                f"{name}: {part.strip()!r} is not a setting. Write key=value behind each comma."
+                f"{name}: {part.strip()!r} is not a setting. Write key=value after each comma."
             )
         if key in settings:
             raise OptionError(f"{name}: {key} is set twice. Give it one value.")
@@ -32,7 +32,7 @@ def split_settings(name: str) -> tuple[str, dict[str, Value]]:
 
 
 def parse_value(text: str) -> Value:
-    """A whole number, a number, true, false or none; anything else is a string.
+    """An integer, a number, true, false or none; anything else is a string.
 
     >>> [parse_value(text) for text in ("4_096", "1e-5", "True", "none", "silu", "nan")]
     [4096, 1e-05, True, None, 'silu', 'nan']

@@ -1,6 +1,4 @@
-"""Another width for a config: heads of the same size, shared as before, and everything in between
-in proportion.
-"""
+"""A config at another width: heads keep their size and r, other sizes change in proportion."""
 
 import math
 from collections.abc import Mapping
@@ -21,23 +19,19 @@ from mupscale.targets.keys import (
     key_among,
 )
 
-# Sizes that are no longer whole are rounded to a multiple of this, as hardware likes them.
+# Sizes that would not be integers are rounded to a multiple of this, which suits hardware.
 _MULTIPLE = 8
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of an attention: how many, how many of them hold keys and values, and how large
-    they are.
-    """
+    """The numbers of query and key/value heads of an attention, and their size."""
 
     heads: int
     kv_heads: int
     head_dim: int
     one_for_all: bool
-    """Multi-query attention where head_dim = width / heads: its one key/value head cannot keep r,
-    so it stays one.
-    """
+    """Multi-query attention with head_dim = width / heads keeps its one key/value head, not r."""
 
     @property
     def repetitions(self) -> int:
@@ -45,12 +39,11 @@ class Heads:
 
 
 def with_width(values: Mapping[str, Any], width: int, *, fixed: bool) -> dict[str, Any]:
-    """The values of a config at another width; `fixed` says that head_dim can be set apart from
-    width / heads.
+    """A config at another width. With `fixed`, head_dim may differ from width / heads.
 
-    >>> llama = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
+    >>> llama = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
     >>> with_width(llama, 512, fixed=True)
-    {'hidden_size': 512, 'num_attention_heads': 4, 'num_key_value_heads': 1, 'intermediate_size': 1792}
+    {'hidden_size': 512, 'num_attention_heads': 4, 'num_key_value_heads': 1}
     """
     key = key_among(values, WIDTH)
     if key is None:
@@ -73,14 +66,13 @@ def _with_heads(values: Mapping[str, Any], old: int, width: int, fixed: bool) ->
     heads = scaled_heads(now, old, width) if fixed else exact_heads(now, width)
     kv_heads = 1 if now.one_for_all else heads // now.repetitions
     changed: dict[str, Any] = {name: heads}
-    for stack in STACK_HEADS:  # encoder and decoder, whose heads may be of different sizes
+    for stack in STACK_HEADS:  # encoder and decoder can have heads of different sizes
         if stack != name and is_positive(values.get(stack)):
             number = values[stack]
-            changed[stack] = exact_heads(
-                Heads(number, number, old // number, one_for_all=False), width
-            )
+            own = Heads(number, number, old // number, one_for_all=False)
+            changed[stack] = exact_heads(own, width)
     if kv_name:
-        # Falcon's multi-query attention stores as many as there are heads, and uses one.
+        # Falcon's multi-query attention stores the number of query heads here, and uses one.
         changed[kv_name] = heads if values[kv_name] == now.heads else kv_heads
     if values.get("num_attention_heads_per_layer"):
         shared = values["num_attention_heads_per_layer"]
@@ -92,14 +84,13 @@ def _with_heads(values: Mapping[str, Any], old: int, width: int, fixed: bool) ->
 
 
 def _with_state_heads(values: Mapping[str, Any], old: int, width: int) -> dict[str, int]:
-    """Heads of state-space layers, which keep their size: their number follows the width."""
+    """Heads of state-space layers keep their size; their number is proportional to the width."""
     changed: dict[str, int] = {}
     for name in STATE_HEADS:
         if is_positive(values.get(name)):
             if values[name] * width % old:
                 raise DimensionError(
-                    f"width={width}: {name}={values[name]} for a width of {old} does not stay "
-                    "whole."
+                    f"width={width}: {name}={values[name]} at width {old} would not be an integer."
                 )
             changed[name] = values[name] * width // old
     return changed
@@ -116,8 +107,7 @@ def _heads(values: Mapping[str, Any], width: int, fixed: bool) -> Heads:
 
 
 def scaled_heads(now: Heads, old: int, width: int) -> int:
-    """Heads in proportion to the width, as the nearest multiple of r = heads / kv_heads, and at
-    least r.
+    """Heads in proportion to the width: the nearest multiple of r = heads / kv_heads, at least r.
 
     >>> scaled_heads(Heads(64, 8, 128, False), old=5120, width=512)
     8
@@ -126,47 +116,41 @@ def scaled_heads(now: Heads, old: int, width: int) -> int:
 
 
 def exact_heads(now: Heads, width: int) -> int:
-    """Heads where head_dim is width / heads: only widths that whole groups of heads fill.
+    """Heads if head_dim = width / heads: the width must be a multiple of r heads.
 
     >>> exact_heads(Heads(12, 12, 64, False), width=256)
     4
     """
     unit = now.head_dim * now.repetitions
     if width % unit:
-        group = f"head_dim={now.head_dim}" + (
-            f" × r={now.repetitions}" if now.repetitions > 1 else ""
-        )
+        times = f" × r={now.repetitions}" if now.repetitions > 1 else ""
         raise DimensionError(
-            f"width={width} is not a multiple of {group}, and this model's head_dim is width / "
-            "heads."
+            f"width={width} is not a multiple of head_dim={now.head_dim}{times}, and this model's "
+            "head_dim is width / heads."
         )
     return width // now.head_dim
 
 
 def _in_proportion(size: Any, old: int, width: int) -> Any:
-    """A size at the new width: exact if that is whole, otherwise the nearest multiple of 8; lists
-    entry by entry.
+    """A size, or a list of sizes, at the new width: exact if that is an integer, otherwise the
+    nearest multiple of 8.
     """
     if isinstance(size, list):
         return [_in_proportion(entry, old, width) for entry in size]
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-        return size  # None means a multiple of the width, 0 none at all
+        return size  # None means a multiple of the width, and 0 means absent
     if size * width % old == 0:
         return size * width // old
     return _MULTIPLE * max(1, round(size * width / old / _MULTIPLE))
 
 
 def steps(values: Mapping[str, Any]) -> list[int]:
-    """Steps between widths at which heads may come out whole: the width for each key/value head,
-    and for each head.
+    """Steps between widths that can give whole heads: the width per key/value head, and per head.
 
     >>> steps({"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8})
     [512, 128]
     """
     width = key_among(values, WIDTH)
     counts = [values[name] for names in (KV_HEADS, HEADS) if (name := key_among(values, names))]
-    if width is None:
-        return []
-    return list(
-        dict.fromkeys(values[width] // number for number in counts if values[width] % number == 0)
-    )
+    total = 0 if width is None else values[width]
+    return list(dict.fromkeys(total // n for n in counts if total and total % n == 0))
