@@ -1,7 +1,7 @@
 """The exceptions that a user can cause, in one tree.
 
-Every message names the thing, the value got, the value expected, and the fix. `exit_status` is what
-the command line returns: 2 for wrong use, 4 for a disk that will not take the result.
+Every message names the thing, its value, the expected value, and the fix. `exit_status` is what the
+command line returns: 2 for wrong use, 4 if a result could not be written.
 """
 
 import difflib
@@ -9,18 +9,17 @@ from collections.abc import Iterable
 
 
 class MupscaleError(Exception):
-    """The root: catch this to catch all that mupscale raises on purpose."""
+    """The root: catch it to catch all errors that mupscale raises on purpose."""
 
     exit_status = 2
 
 
 class DimensionError(MupscaleError, ValueError):
-    """A width, depth, shape or number of repetitions that cannot be."""
+    """An invalid width, depth, shape or number of repetitions."""
 
 
 class UnknownNameError(MupscaleError, LookupError):
-    """A name that is not known, with the nearest one that is; `aliases` are near too, but not
-    listed.
+    """An unknown name, with the nearest known one; `aliases` can be suggested, but are not listed.
 
     >>> UnknownNameError("optimizer", "adanw", ["sgd", "muon", "adamw"]).args[0]
     "unknown optimizer 'adanw'. Did you mean 'adamw'? Known: sgd, muon, adamw."
@@ -36,23 +35,23 @@ class UnknownNameError(MupscaleError, LookupError):
 
 
 class OptionError(MupscaleError, ValueError):
-    """A setting whose value is wrong."""
+    """A setting with an invalid value."""
 
 
 class NotDerivedError(MupscaleError):
-    """A unit and an optimizer that have no rule together."""
+    """A combination of unit and optimizer for which no rule exists."""
 
 
 class NotExactError(MupscaleError):
-    """A reparametrization that would change the training it claims to leave alone."""
+    """A reparametrization that would change the training."""
 
 
 class PlanMismatchError(MupscaleError):
-    """A model, optimizer or file that is not the one that a plan was made for."""
+    """A model, optimizer or file that does not match the plan."""
 
 
 class UnreadableModelError(MupscaleError):
-    """A model with parameters that are not understood, or that contradicts its config."""
+    """A model that has unknown parameters, or contradicts its config."""
 
 
 class NonFiniteError(MupscaleError, ValueError):
@@ -60,7 +59,7 @@ class NonFiniteError(MupscaleError, ValueError):
 
 
 class MissingExtraError(MupscaleError, ImportError):
-    """An optional dependency that is not installed, with the line that installs it.
+    """An optional dependency that is not installed, with the command that installs it.
 
     >>> MissingExtraError("matplotlib", "report").args[0]
     "matplotlib is not installed. Install it with: pip install 'mupscale[report]'"
@@ -73,38 +72,38 @@ class MissingExtraError(MupscaleError, ImportError):
 
 
 class InterruptedRunError(MupscaleError):
-    """A run that was asked to stop, and can go on; the exit status is 128 + the signal's number."""
+    """A run that was asked to stop, and can resume; the exit status is 128 + the signal's
+    number.
+    """
 
     def __init__(self, signal: int, step: int, folder: str) -> None:
         super().__init__(
-            f"stopped after step {step}, which is saved in {folder}. Run the same command to go on."
+            f"stopped after step {step}, saved in {folder}. Run the same command to resume."
         )
         self.exit_status = 128 + signal
 
 
 class JobError(MupscaleError):
-    """A job that failed, or whose worker died each time that it was tried."""
+    """A job that failed, or whose worker died in every attempt."""
 
 
 class InterruptedJobsError(MupscaleError):
     """Jobs that were asked to stop; the exit status is 128 + the signal's number.
 
     >>> InterruptedJobsError(15, 3, 8, "runs/jobs.jsonl").args[0]
-    'stopped with 3 of 8 jobs done, which are kept in runs/jobs.jsonl. Run the same command to go on.'
+    'stopped with 3 of 8 jobs done. Results are in runs/jobs.jsonl. Run the same command to resume.'
     """
 
     def __init__(self, signal: int, done: int, total: int, ledger: str | None) -> None:
-        kept = (
-            f"which are kept in {ledger}. Run the same command to go on."
-            if ledger
-            else "and nothing was kept."
-        )
-        super().__init__(f"stopped with {done} of {total} jobs done, {kept}")
+        kept = f"Results are in {ledger}. Run the same command to resume."
+        if ledger is None:
+            kept = "Their results are lost, because there is no ledger."
+        super().__init__(f"stopped with {done} of {total} jobs done. {kept}")
         self.exit_status = 128 + signal
 
 
 class StudyFailedError(MupscaleError):
-    """A study in which not one trial ran."""
+    """A study in which no trial ran."""
 
     exit_status = 1
 

@@ -537,9 +537,7 @@ class TestASession:
 
     @pytest.mark.parametrize("setting", [{"time_limit": 5}, {"memory_limit": 1 << 30}])
     def test_in_this_process_refuses_limits_that_it_cannot_keep(self, setting):
-        with pytest.raises(
-            OptionError, match=r"_limit=\d+ needs a worker process, but workers=0"
-        ):
+        with pytest.raises(OptionError, match=r"_limit=\d+ needs a worker process, but workers=0"):
             Local(workers=0, **setting)
 
     @pytest.mark.parametrize("engine", ["local", "ray"])
@@ -790,7 +788,7 @@ class TestADriver:
         assert status != 0
         assert "KeyboardInterrupt" not in err.rpartition("InterruptedJobsError")[2]
         assert (
-            f"stopped with 3 of 6 jobs done, which are kept in {tmp_path}/jobs.jsonl. Run the same"
+            f"stopped with 3 of 6 jobs done. Results are in {tmp_path}/jobs.jsonl. Run the same"
             in err
         )
 
@@ -832,7 +830,7 @@ def test_a_signal_here_becomes_an_error_with_the_right_status():
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(
-        InterruptedJobsError, match="stopped with 1 of 2 jobs done, and nothing was kept"
+        InterruptedJobsError, match="stopped with 1 of 2 jobs done. Their results are lost"
     ) as caught:
         run_jobs(time.sleep, {"a": 0, "b": 60}, engine=TWO, report=ask)
     assert caught.value.exit_status == 143

@@ -47,7 +47,7 @@ class Attempts:
         )
 
 
-def check_limits(retries: int, time_limit: float | None, memory_limit: int | None) -> None:
+def check_limits(retries: int, time_limit: float | None, memory_limit: float | None) -> None:
     """Check the settings that all engines have."""
     if retries < 0:
         raise OptionError(f"retries={retries} is negative. Choose 0 or more.")

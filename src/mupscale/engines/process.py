@@ -112,7 +112,7 @@ class Worker:
         return message.decode()
 
     def leave(self) -> None:
-        """Ask the worker to end: an idle one by closing its requests, a busy one by a signal too."""
+        """Ask the worker to end, by closing its requests, and if it is busy by a signal too."""
         if self.is_busy:
             self._signal(signal.SIGTERM)
         self.requests.close()

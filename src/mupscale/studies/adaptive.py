@@ -1,11 +1,10 @@
-"""The adaptive search: bracket the optimum, then try the rates that narrow its interval most, until
-it is narrow.
+"""The adaptive search: bracket the optimum, then try the rates that narrow its interval most.
 
-Near the optimum the loss is a + b·s + c·s² with s = log2 of the rate, plus a level and a slope of
-its own for each seed. What is wanted is the vertex, whose error is that of the slope there. So the
-next rate and seed are those after which the slope's variance is least (Bayesian linear design;
-Chaloner & Verdinelli 1995). Pairs to both sides of the vertex come out of that, and so do further
-seeds, once more points on one seed tell more about that seed than about the optimum.
+Near the optimum the loss is a + b·s + c·s² with s = log2 of the rate, plus a level and a slope per
+seed. We want the vertex; its error is that of the slope there. So the next rate and seed are those
+that minimize the variance of the slope (Bayesian linear design; Chaloner & Verdinelli 1995). This
+places pairs of points on both sides of the vertex, and adds seeds once more points on one seed
+would say more about that seed than about the optimum.
 """
 
 import math
@@ -22,30 +21,26 @@ Array = NDArray[np.float64]
 Span = tuple[float, float]
 
 TOLERANCE = 0.25
-"""Powers of two to either side: rates that differ by less than a fifth."""
+"""Octaves (powers of two) to either side: rates that differ by less than a fifth."""
 
 SPACING = 1.0
-"""Powers of two between the first points."""
+"""Octaves between the first points."""
 
 WINDOW = 1.0
-"""Points are tried this far to either side of the vertex: beyond, a curve of losses is no
+"""Octaves to either side of the vertex in which points are tried: further out, the loss is no
 parabola.
 """
 
 REACH = 1.5
-"""Points this far to either side are fitted, by a parabola: a few rates cannot tell how far a curve
-leans.
-"""
+"""Octaves to either side in which a parabola is fitted: a few rates do not show asymmetry."""
 
 LEVEL_SD, SLOPE_SD = 3.0, 1.0
-"""How far seeds are expected to differ, in standard deviations of a single loss (a power of two,
-for the slope).
+"""Expected difference between seeds, in standard deviations of a single loss (per octave, for the
+slope).
 """
 
 VERTEX_SD = 0.5
-"""How far the vertex may be from where it seems, in powers of two: the less is known, the more
-curvature matters.
-"""
+"""Uncertainty of the vertex in octaves: the larger it is, the more the curvature matters."""
 
 _LEAST_FREEDOM = 3
 """Degrees of freedom of the noise: with fewer, points that happen to lie on a parabola would end
@@ -53,14 +48,12 @@ the search.
 """
 
 _APART = 0.12
-"""A rate that was tried with the same seed tells nothing new."""
+"""Octaves within which a second rate with the same seed adds nothing."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """A trial at x = log2 of its rate. `loss` is None if it diverged, or was stopped because it lay
-    far behind.
-    """
+    """A trial at x = log2 of its rate. `loss` is None if it diverged or was stopped early."""
 
     x: float
     loss: float | None
@@ -74,7 +67,7 @@ def adaptive_round(
     count: int,
     tolerance: float,
 ) -> list[Point]:
-    """The next trials of a cell; empty when its optimum is known well enough."""
+    """The next trials of a cell; empty if its optimum is known well enough."""
     low, high = space["lr"]
     seen = [Observation(trial.log2_lr, trial.loss, trial.seed) for trial in trials if trial.has_run]
     span = math.log2(low), math.log2(high)
@@ -90,7 +83,7 @@ def next_points(
     tolerance: float,
     start: float | None = None,
 ) -> list[tuple[float, int]]:
-    """Up to `count` pairs of x and seed; none when the optimum is known to ± `tolerance`.
+    """Up to `count` pairs of x and seed; none if the optimum is known to ± `tolerance`.
 
     >>> next_points([], (-8, -4), [1, 2, 3], 3, 0.25)
     [(-6.0, 1), (-7.0, 1), (-5.0, 1)]
@@ -116,7 +109,7 @@ def next_points(
 def _first(
     seen: Sequence[Observation], span: Span, seed: int, count: int, start: float
 ) -> list[tuple[float, int]]:
-    """The start, and points to both sides of it; where all that were tried diverged, lower ones."""
+    """The start and points to both sides of it; lower ones if all so far diverged."""
     low, high = span
     spacing = min(SPACING, (high - low) / 4)
     if seen:
@@ -134,7 +127,7 @@ def _first(
 def _unbracketed(
     seen: Sequence[Observation], finished: Sequence[Observation], span: Span
 ) -> list[float]:
-    """Where to look next, while the lowest loss has nothing beside it on one side."""
+    """Where to look next while the lowest loss has a neighbour on one side only."""
     low, high = span
     spacing = min(SPACING, (high - low) / 4)
     lowest = min(finished, key=lambda one: one.loss or 0.0).x
@@ -147,8 +140,8 @@ def _unbracketed(
 
 
 def present_vertex(seen: Sequence[Observation], finished: Sequence[Observation]) -> float:
-    """The present estimate: of the fit, and before there are points enough, through the lowest and
-    its neighbours.
+    """The current estimate: from the fit, or from the lowest point and its neighbours while there
+    are too few points for a fit.
     """
     lowest = min(finished, key=lambda one: one.loss or 0.0).x
     found = _fitted(seen)
@@ -158,11 +151,9 @@ def present_vertex(seen: Sequence[Observation], finished: Sequence[Observation])
 
 
 def _is_known(seen: Sequence[Observation], tolerance: float, available: int) -> bool:
-    """Whether more rates are not worth their cost: the optimum of these seeds is known, of two at
-    least if there are.
+    """Whether the optimum of these seeds (of at least two, if available) is known well enough.
 
-    How far the optima of seeds lie apart is in the interval that is reported, and only further
-    seeds narrow that.
+    The spread between seeds is part of the reported interval, and only further seeds narrow it.
     """
     found = _fitted(seen)
     if found is None or found.within_freedom < _LEAST_FREEDOM or found.seeds < min(2, available):
@@ -171,16 +162,12 @@ def _is_known(seen: Sequence[Observation], tolerance: float, available: int) -> 
 
 
 def _fitted(seen: Sequence[Observation]) -> Optimum | None:
-    xs, losses, seeds = (
-        [one.x for one in seen],
-        [one.loss for one in seen],
-        [one.seed for one in seen],
-    )
-    return fit_optimum(xs, losses, seeds, reach=REACH, asymmetry=0)
+    xs, losses = [one.x for one in seen], [one.loss for one in seen]
+    return fit_optimum(xs, losses, [one.seed for one in seen], reach=REACH, asymmetry=0)
 
 
 def _interpolated(finished: Sequence[Observation], lowest: float) -> float:
-    """The vertex of the parabola through the lowest point and its neighbours, if it has both."""
+    """The vertex of the parabola through the lowest point and its two neighbours."""
     by_x = sorted({one.x: one.loss or 0.0 for one in finished}.items())
     place = [x for x, _ in by_x].index(lowest)
     if not 0 < place < len(by_x) - 1:
@@ -196,8 +183,8 @@ def _interpolated(finished: Sequence[Observation], lowest: float) -> float:
 def _most_telling(
     tried: Sequence[tuple[float, int]], vertex: float, span: Span, seeds: Sequence[int]
 ) -> tuple[float, int] | None:
-    """The rate and seed after which the slope has the least variance, on average over where the
-    vertex may be.
+    """The rate and seed that minimize the variance of the slope, averaged over where the vertex may
+    be.
     """
     information = _prior(len(seeds))
     for x, seed in tried:
@@ -226,6 +213,6 @@ def _features(offset: float, seed: int, seeds: int) -> Array:
 
 
 def _prior(seeds: int) -> Array:
-    """Next to nothing is known of the mean curve; seeds differ from it by so much."""
+    """Almost flat for the mean curve; seeds differ from it by LEVEL_SD and SLOPE_SD."""
     precisions = [1e-6, 1e-6, 1e-6, *[LEVEL_SD**-2] * seeds, *[SLOPE_SD**-2] * seeds]
     return np.diag(precisions).astype(np.float64)

@@ -217,7 +217,7 @@ class _Running:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._lifeline.close()
         latest = time.monotonic() + 2 * keeper.GRACE_SECONDS
         try:

@@ -481,8 +481,8 @@ def _check_search(config: StudyConfig) -> None:
         )
     if search.method == "adaptive" and set(config.space) != {"lr"}:
         raise OptionError(
-            f'search.method = "adaptive" searches only lr, but space has {", ".join(config.space)}. '
-            "Choose random, tpe or grid."
+            'search.method = "adaptive" searches only lr, but space has '
+            f"{', '.join(config.space)}. Choose random, tpe or grid."
         )
     if config.trainer is None:
         settings.known("table of a run", config.tables, RUN_TABLES)

@@ -1,6 +1,4 @@
-"""What a trial has told so far: its losses, when they say that it need not go on, and what is kept
-of them.
-"""
+"""The losses that a trial has reported so far: when to end it, and what to record."""
 
 import math
 from collections.abc import Mapping
@@ -9,13 +7,13 @@ from typing import Any, Literal
 from mupscale.studies.stopping import WINDOWS, hopeless
 
 POINTS = 64
-"""Of a curve that is kept: means over so many equal parts of the run."""
+"""A recorded curve has the means over this many equal parts of the run."""
 
 Ending = Literal["diverged", "stopped"]
 
 
-class TrialStopped(Exception):  # noqa: N818 - no error: it ends a trial that need not go on. Let it pass.
-    """A trial that diverged, or that is hopeless."""
+class TrialStopped(Exception):  # noqa: N818 - not an error: do not catch it
+    """Ends a trial that diverged or is far behind the best one."""
 
     def __init__(self, status: Ending, step: int) -> None:
         super().__init__(f"{status} at step {step}")
@@ -23,8 +21,8 @@ class TrialStopped(Exception):  # noqa: N818 - no error: it ends a trial that ne
 
 
 class LossCurve:
-    """The losses of a trial, judged as they come. `steps` is what the whole run has, once it is
-    known.
+    """The losses of a trial, judged as they come. `steps` is the length of the whole run, once it
+    is known.
     """
 
     def __init__(self, stop: Mapping[str, Any] | None = None, steps: int | None = None) -> None:
@@ -36,11 +34,10 @@ class LossCurve:
         self._validations: list[tuple[int, float]] = []
 
     def add(self, loss: float, step: int | None = None, validation: bool = False) -> None:
-        """A loss at a step; without one, a training loss is of the next step.
+        """Add the loss of a step (default: the next step for a training loss).
 
-        A training loss at an earlier step than the last means that the trainer has gone back to it,
-        and what was told from there on is forgotten. Raises `TrialStopped` when the trial need not
-        go on.
+        A training loss at an earlier step means that the trainer has gone back to a checkpoint; the
+        losses from there on are dropped. Raises `TrialStopped` if the trial need not continue.
         """
         if step is None:
             step = self.step + (not validation)
@@ -67,9 +64,7 @@ class LossCurve:
         self.step = self._losses[-1][0] if self._losses else 0
 
     def _judge(self, gap: int) -> None:
-        """At the end of each window, by its mean; `gap` tells where the next loss is to be
-        expected.
-        """
+        """At the end of each window, by its mean; `gap` is the distance to the next loss."""
         if self._stop is None or self.steps is None or not 0 < self.step < self.steps:
             return
         if _part(self.step + gap, self.steps, WINDOWS) == _part(self.step, self.steps, WINDOWS):
@@ -89,7 +84,7 @@ class LossCurve:
 
     @property
     def loss(self) -> float | None:
-        """The last validation loss; of a trainer that has none, the training loss."""
+        """The last validation loss; the training loss if there is none."""
         return self._validations[-1][1] if self._validations else self.train_loss
 
     def _last_mean(self, steps: int) -> float | None:
@@ -101,7 +96,7 @@ class LossCurve:
         return sum(found) / len(found) if found else None
 
     def points(self) -> list[list[float]]:
-        """At most 64 of (last step, mean loss), to six digits.
+        """At most 64 pairs of (last step, mean loss), to six digits.
 
         >>> curve = LossCurve(steps=128)
         >>> for step in range(1, 7):
@@ -114,14 +109,14 @@ class LossCurve:
             part = _part(step, max(self.steps or 0, self.step), POINTS)
             parts.setdefault(max(1, part), []).append((step, loss))
         return [
-            [known[-1][0], _short(sum(loss for _, loss in known) / len(known))]
+            [known[-1][0], float(f"{sum(loss for _, loss in known) / len(known):.6g}")]
             for known in parts.values()
         ]
 
     def result(
         self, status: str, *, loss: float | None = None, error: str | None = None
     ) -> dict[str, Any]:
-        """What is recorded of the trial: strict JSON."""
+        """The fields to record, as strict JSON."""
         return {
             "status": status,
             "loss": loss,
@@ -135,13 +130,9 @@ class LossCurve:
 
 
 def _part(step: int, steps: int, parts: int) -> int:
-    """Which of equal parts of a run a step is in, from 1.
+    """Which of the equal parts of a run contains a step, counted from 1.
 
     >>> [_part(step, 8, 2) for step in (1, 4, 5, 8)]
     [1, 1, 2, 2]
     """
     return -(-step * parts // steps) if steps else 0
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""From the trials of a study to what analysis takes."""
+"""Converts the trials of a study to the input of analysis."""
 
 import dataclasses
 
@@ -10,9 +10,9 @@ from mupscale.studies.study import Snapshot, Study
 
 
 def measured(study: Study | Snapshot) -> tuple[list[Measurement], str | None]:
-    """Every run that came to its end, and the axis along which the models differ.
+    """All finished and diverged runs, and the axis along which the models differ.
 
-    Trials that failed say nothing, and stopped ones only that they were worse: both are left out.
+    Failed and stopped trials are left out: the latter show only that they were worse.
     """
     cells = {cell.name: cell for cell in study.config.cells()}
     axis = _axis(study.config)
@@ -22,32 +22,29 @@ def measured(study: Study | Snapshot) -> tuple[list[Measurement], str | None]:
     }
     runs = [
         Measurement(
-            rule=cells[trial.cell].rule_name, member=members[trial.cell], seed=trial.seed, params=trial.params,
-            loss=trial.loss, steps=trial.steps,
+            rule=cells[trial.cell].rule_name,
+            member=members[trial.cell],
+            seed=trial.seed,
+            params=trial.params,
+            loss=trial.loss,
+            steps=trial.steps,
         )
         for trial in study.trials
         if trial.status in ("finished", "diverged") and trial.cell in cells
-    ]  # fmt: skip
+    ]
     return runs, axis
 
 
 def analysis_of(study: Study | Snapshot, confidence: float = 0.95) -> StudyAnalysis:
-    """What the study's runs say."""
+    """The analysis of the study's runs."""
     runs, axis = measured(study)
     return analyse(runs, axis=axis, confidence=confidence)
 
 
 def member_label(cell: Cell) -> str:
-    """As "large", "n_kv_heads = 3"; "the model" where nothing is varied."""
-    return (
-        ", ".join(
-            [
-                *([cell.label] if cell.label else []),
-                *(f"{k} = {v}" for k, v in cell.dimensions.items()),
-            ]
-        )
-        or "the model"
-    )
+    """For example "large, n_kv_heads = 3"; "the model" if nothing is varied."""
+    varied = [f"{name} = {value}" for name, value in cell.dimensions.items()]
+    return ", ".join([cell.label, *varied] if cell.label else varied) or "the model"
 
 
 def _axis(config: StudyConfig) -> str | None:

@@ -1,4 +1,4 @@
-"""The plan of a cell's model, for trainers of one's own."""
+"""The plan of a cell's model, for the user's own trainer."""
 
 import dataclasses
 import json
@@ -11,8 +11,8 @@ from mupscale.studies.config import Cell, StudyConfig, Trainer
 
 
 def plan_dict(config: StudyConfig, cell: Cell) -> dict[str, Any] | None:
-    """As `plan.json` holds it; None for the reference model, which plans itself, and without a
-    target.
+    """The content of `plan.json`; None without a target, and for the reference model, which plans
+    itself.
     """
     trainer = config.trainer
     if trainer is None or trainer.target is None:
@@ -20,16 +20,22 @@ def plan_dict(config: StudyConfig, cell: Cell) -> dict[str, Any] | None:
     tables = cell.tables
     base = tuple(sorted(tables.get("base", {}).items()))
     optimizer = tables.get("optimizer", {})
-    least = _least(config)
     text = _planned(
-        trainer.target, tuple(cell.dimensions.items()), trainer.base, base, least,
-        json.dumps(cell.rule, sort_keys=True), optimizer.get("name", "adamw"), optimizer.get("decay"), config.reading,
-    )  # fmt: skip
+        trainer.target,
+        tuple(cell.dimensions.items()),
+        trainer.base,
+        base,
+        _least(config),
+        json.dumps(cell.rule, sort_keys=True),
+        optimizer.get("name", "adamw"),
+        optimizer.get("decay"),
+        config.reading,
+    )
     return json.loads(text)
 
 
 def _least(config: StudyConfig) -> tuple[tuple[str, int], ...]:
-    """The variant that counts as tuned, where no base is given: least sharing, width and depth."""
+    """The variant that serves as the base by default: least sharing, width and depth."""
     return tuple(
         (name, max(v) if name == "n_kv_heads" else min(v)) for name, v in config.vary.items()
     )
@@ -60,8 +66,7 @@ def _planned(
     else:
         raise OptionError(
             "the plan needs a base: the model that the rates are tuned on. Write [base] with "
-            "width, depth and r, or "
-            "trainer.base with a model's name."
+            "width, depth and r, or trainer.base with the name of a model."
         )
     made = plan(
         model,
@@ -75,18 +80,17 @@ def _planned(
 
 
 def with_reading(config: StudyConfig) -> StudyConfig:
-    """With the mupscale.toml beside the trainer's model, where the study has no [reading] of its
-    own.
+    """Add the mupscale.toml beside the trainer's model, unless the study has its own [reading].
 
-    The study keeps what it says: a study must not change when the file does.
+    The content becomes part of the study, so that the study does not change when the file does.
     """
     from mupscale.targets import reading_beside
 
     trainer = config.trainer
     if config.reading or trainer is None or trainer.target is None:
         return config
-    said = reading_beside(trainer.target)
-    return dataclasses.replace(config, reading=said) if said else config
+    reading = reading_beside(trainer.target)
+    return dataclasses.replace(config, reading=reading) if reading else config
 
 
 def _model(target: str, dimensions: tuple[tuple[str, int], ...]) -> Any:
@@ -97,13 +101,13 @@ def _model(target: str, dimensions: tuple[tuple[str, int], ...]) -> Any:
     if len(dimensions) > 1:
         names = ", ".join(name for name, _ in dimensions)
         raise OptionError(
-            f"vary: {names} together. A target of one's own is varied in one dimension at a time."
+            f"vary: {names} together. Vary a trainer's target in one dimension at a time."
         )
     return Family(target, device="meta")(**dict(dimensions))
 
 
 def check_plan(config: StudyConfig) -> None:
-    """A rule that would have no effect is refused: the trainer must get the plan that carries
+    """Raise an error for a rule without effect: the trainer must get the plan that implements
     it.
     """
     trainer = config.trainer
@@ -111,10 +115,9 @@ def check_plan(config: StudyConfig) -> None:
     names = {rule if isinstance(rule, str) else "own" for rule in config.rules}
     if trainer.target is None and names != {"sp"}:
         raise OptionError(
-            f"rules = {sorted(names)}, but without trainer.target there is no plan to hand over, "
-            "and every rule would "
-            'train alike. Name the model (trainer.target = "hf:llama,hidden_size=64"), or set '
-            'rules = ["sp"].'
+            f"rules = {sorted(names)}, but without trainer.target there is no plan for the "
+            "trainer, and all rules would train alike. Name the model "
+            '(trainer.target = "hf:llama,hidden_size=64"), or set rules = ["sp"].'
         )
     if (
         trainer.command is not None
@@ -122,6 +125,6 @@ def check_plan(config: StudyConfig) -> None:
         and not any("{plan}" in a for a in trainer.command)
     ):
         raise OptionError(
-            'trainer.command does not take the plan: add "--plan", "{plan}", or drop '
+            'trainer.command does not use the plan. Add "--plan", "{plan}", or remove '
             "trainer.target."
         )

@@ -1,11 +1,12 @@
-"""Studies that come with the package: what is run where nothing else is said, and the demo's.
+"""Studies that come with the package: the default study and the demo.
 
-The first trains a small reference model, about 15 seconds a run on one core. It has 12 heads, as
-the paper's models have, so that r can be 1, 2, 3, 4, 6 and 12. The base is a third as wide and half
-as deep, so that rules differ by more than their treatment of sharing. σ0 = 0.1 at width 32 is
-GPT-2's 0.02 at 768: σ√n is what counts. ε is the paper's, 1e-9/n. Two tokens a parameter and a
-warmup of 50 steps were chosen in pilots: with the paper's 2 % of so few steps, rates near the
-optimum were unstable. The demo's model is thinner, and takes about five seconds.
+The default trains a small reference model, about 15 seconds per run on one core. It has 12 heads,
+like the paper's models, so that r can be 1, 2, 3, 4, 6 and 12. The base is a third as wide and half
+as deep, so that rules differ in more than their treatment of sharing. σ0 = 0.1 at width 32
+corresponds to GPT-2's 0.02 at width 768, because σ√n matters. ε is the paper's, 1e-9/n. Two tokens
+per parameter and a warmup of 50 steps come from pilot runs: with the paper's 2 % of such a short
+run, rates near the optimum were unstable. The demo's model is thinner, and takes about five
+seconds.
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
-"""How a command's losses are read: from its output or from a file that it writes, as JSON lines or
-by an expression.
+"""Reads the losses of a command: from its output or from a file, as JSON lines or by a regular
+expression.
 """
 
 import json
@@ -17,8 +17,8 @@ from mupscale.studies.curves import LossCurve
 from mupscale.studies.names import inside, plain
 
 LONGEST_LINE = 10_000
-"""Bytes of a line that is looked at: an expression may take very long on a longer one, and no
-report is that long.
+"""Longer lines (in bytes) are skipped: no report is that long, and a regular expression may take
+very long on them.
 """
 
 GROUPS = ("loss", "validation_loss", "step", "steps", "tokens")
@@ -27,16 +27,13 @@ _CHUNK = 1 << 16
 
 
 class Lines:
-    """Bytes, as they come, into lines. Those that are too long are left out, and never held
-    whole.
-    """
+    """Splits bytes, as they come, into lines. Lines that are too long are dropped early."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[str]:
-        r"""The lines that `chunk` completes; a carriage return ends one too, as progress bars have
-        it.
+        r"""The lines that `chunk` completes; a carriage return ends a line too, for progress bars.
 
         >>> lines = Lines()
         >>> lines.feed(b"step 1\nste"), lines.feed(b"p 2\rstep 3\n")
@@ -47,22 +44,22 @@ class Lines:
         return [line.decode(errors="replace") for line in whole if 0 < len(line) <= LONGEST_LINE]
 
     def end(self) -> list[str]:
-        """A last line that nothing ended."""
+        """A last line without an end."""
         return self.feed(b"\n")
 
 
 class MetricReader(ABC):
-    """Where losses are looked for: in lines that are printed, and from time to time elsewhere."""
+    """Finds losses in printed lines, and from time to time elsewhere."""
 
     def __init__(self, described: str) -> None:
         self.described = described
 
     @abstractmethod
     def reports(self, line: str) -> Mapping[str, Any]:
-        """What a printed line reports; nothing if it is none."""
+        """What a printed line reports; empty if it is not a report."""
 
     def look(self, curve: LossCurve, last: bool) -> None:
-        """Tell the curve of what was reported elsewhere; `last` when the command has ended."""
+        """Add to the curve what was reported elsewhere; `last` if the command has ended."""
         return
 
 
@@ -74,21 +71,21 @@ class Printed(MetricReader):
 
 
 class Matched(MetricReader):
-    """Whatever an expression finds in a line; all that it finds in one line is one report."""
+    """What a regular expression matches; all matches in one line are one report."""
 
     def __init__(self, described: str, pattern: re.Pattern[str]) -> None:
         super().__init__(described)
         self._pattern = pattern
 
     def reports(self, line: str) -> Mapping[str, Any]:
-        found: dict[str, str] = {}
+        report: dict[str, str] = {}
         for match in self._pattern.finditer(line):
-            found |= {name: text for name, text in match.groupdict().items() if text is not None}
-        return found
+            report |= {name: text for name, text in match.groupdict().items() if text is not None}
+        return report
 
 
 class Written(MetricReader):
-    """JSON lines that the command appends to a file, which may be replaced meanwhile."""
+    """JSON lines that the command appends to a file, which it may also replace."""
 
     def __init__(self, described: str, path: Path) -> None:
         super().__init__(described)
@@ -106,7 +103,7 @@ class Written(MetricReader):
     def _new_lines(self, curve: LossCurve) -> Iterator[str]:
         try:
             file = self._path.open("rb")
-        except OSError:  # not there yet
+        except OSError:  # it does not exist yet
             return
         with file:
             found = os.fstat(file.fileno())
@@ -120,7 +117,9 @@ class Written(MetricReader):
 
 
 def metrics_in(text: Any, folder: Path) -> MetricReader:
-    """Of a trial: "json", "file:NAME" in its folder, or "regex:…" with a group named loss."""
+    """The reader for "json", "file:NAME" in the trial's folder, or "regex:…" with a group named
+    loss.
+    """
     kind, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
     if text == "json":
         return Printed('lines of JSON with a "loss" in the output')
@@ -131,8 +130,8 @@ def metrics_in(text: Any, folder: Path) -> MetricReader:
         return Matched(f"lines of the output that match {rest!r}", _pattern(rest))
     raise OptionError(
         f'trainer.metrics = {text!r} does not say where the losses are. Write "json" (lines of '
-        "JSON in the output), "
-        '"file:metrics.jsonl" (in the folder of the trial), or "regex:loss (?P<loss>[0-9.]+)".'
+        'JSON in the output), "file:metrics.jsonl" (in the folder of the trial), or '
+        '"regex:loss (?P<loss>[0-9.]+)".'
     )
 
 
@@ -148,14 +147,14 @@ def _pattern(text: str) -> re.Pattern[str]:
             raise UnknownNameError("group in trainer.metrics", name, GROUPS)
     if "loss" not in pattern.groupindex:
         raise OptionError(
-            f"trainer.metrics: {text!r} has no group for the loss. Write loss (?P<loss>[0-9.]+), "
-            "say."
+            f"trainer.metrics: {text!r} has no group for the loss. Write, for example, "
+            "loss (?P<loss>[0-9.]+)."
         )
     return pattern
 
 
 def tell(report: Mapping[str, Any], curve: LossCurve) -> None:
-    """Add what one line reported; what is not a number is garbage and left out. Raises as the curve
+    """Add the report of one line to the curve; what is not a number is ignored. Raises as the curve
     does.
 
     >>> curve = LossCurve()
@@ -188,7 +187,7 @@ def _json_object(line: str) -> Mapping[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """NaN for null, which stands for it in strict JSON; None for what is no number."""
+    """NaN for null, which represents it in strict JSON; None for anything but a number."""
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, Real | str):

@@ -1,5 +1,5 @@
-"""The searches as Optuna's samplers and pruners, and Optuna's as searches. The one file that knows
-its samplers.
+"""Our searches as Optuna samplers and pruners, and Optuna's as our searches. Only this file knows
+Optuna's samplers.
 """
 
 import math
@@ -31,8 +31,8 @@ Space = Mapping[str, tuple[float, float]]
 def tpe_round(
     space: Space, seeds: Sequence[int], seed: int, trials: Sequence[TrialRecord], count: int
 ) -> list[Point]:
-    """Optuna's TPE, given the trials so far. Trials of a round know of each other (constant
-    liar).
+    """Optuna's TPE, given the trials so far. Trials of a round take each other into account
+    (constant liar).
     """
     sampler = optuna.samplers.TPESampler(
         seed=_mixed(seed, len(trials)), constant_liar=True, multivariate=len(space) > 1
@@ -65,7 +65,7 @@ def _in_memory(sampler: BaseSampler) -> "Study":
 
 
 def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
-    """A diverged or hopeless trial is a pruned one: worse than all that finished, and by its last
+    """A diverged or stopped trial is a pruned one: worse than all that finished, ranked by its last
     loss.
     """
     curve = {int(step): loss for step, loss in trial.curve}
@@ -79,11 +79,10 @@ def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> F
 
 
 class AdaptiveSampler(BaseSampler):
-    """Our adaptive search of one parameter for `optuna.create_study(sampler=…)`: brackets, then
-    narrows the optimum.
+    """Our adaptive search of one parameter for `optuna.create_study(sampler=…)`.
 
-    The parameter must be a float on a logarithmic scale. The study is stopped when its optimum is
-    known to ± `tolerance` powers of two. Other parameters are sampled at random.
+    The parameter must be a float on a logarithmic scale. The study stops when its optimum is known
+    to ± `tolerance` octaves (powers of two). Other parameters are sampled at random.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class AdaptiveSampler(BaseSampler):
             )
         low, high = math.log2(param_distribution.low), math.log2(param_distribution.high)
         found = next_points(self._observations(study), (low, high), [0], 1, 0.0)
-        # All is known, and the study goes on nevertheless: around the optimum.
+        # The optimum is known, but the study continues.
         x = found[0][0] if found else (low + high) / 2
         return float(np.clip(2.0**x, param_distribution.low, param_distribution.high))
 
@@ -150,12 +149,11 @@ class AdaptiveSampler(BaseSampler):
 
 
 class HopelessPruner(BasePruner):
-    """Our early stopping for `optuna.create_study(pruner=…)`: trials that lie far behind the best
-    one.
+    """Our early stopping for `optuna.create_study(pruner=…)`: prunes trials that are far behind the
+    best one.
 
-    `steps` is the number that the last `trial.report(loss, step)` of a full trial has. All trials
-    must see the same batches in the same order, and report the mean training loss since their last
-    report.
+    `steps` is the step of the last `trial.report(loss, step)` of a full trial. All trials must see
+    the same batches in the same order, and report the mean training loss since their last report.
     """
 
     def __init__(self, steps: int, *, far: float = FAR) -> None:

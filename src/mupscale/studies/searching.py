@@ -1,7 +1,7 @@
-"""Which trials come next. A round is proposed from the trials of former rounds alone.
+"""Which trials come next. A round is proposed from the trials of earlier rounds alone.
 
-So what is proposed depends neither on the order in which trials end, nor on the number of workers,
-nor on how often a study was interrupted: proposing again gives the same round.
+So a proposal does not depend on the order in which trials end, on the number of workers, or on how
+often the study was interrupted: proposing again gives the same round.
 """
 
 import itertools
@@ -18,18 +18,17 @@ from mupscale.studies.trials import Point, TrialRecord, best
 Space = Mapping[str, tuple[float, float]]
 
 IN_FLIGHT = 4
-"""Trials of a study that are proposed together, where `at_once` is not given: a search learns from
-trial to trial, and workers must not wait."""
+"""Trials of a study that are proposed together by default: a search learns from trial to trial, but
+workers must not wait.
+"""
 
 ADAPTIVE_TRIALS = 60
-"""Of a cell, where no budget is given: an optimum that is not known by then is not worth the
-search.
-"""
+"""Default budget per cell: an optimum that is not known by then is not worth the search."""
 
 
 def proposals(config: StudyConfig, space: Space, trials: Sequence[TrialRecord]) -> list[Point]:
-    """The next round of a cell with this space, given all trials of its rounds so far; empty when
-    it is done.
+    """The next round of a cell, given the trials of all earlier rounds; empty if the search is
+    done.
     """
     search, left = config.search, _left(config.search, trials)
     if left <= 0:
@@ -51,7 +50,7 @@ def proposals(config: StudyConfig, space: Space, trials: Sequence[TrialRecord]) 
 
 
 def _left(search: Search, trials: Sequence[TrialRecord]) -> int:
-    """Trials that the budget still allows."""
+    """The number of trials left in the budget."""
     spent = sum(trial.tokens or 0 for trial in trials)
     if search.tokens is not None and spent >= search.tokens:
         return 0
@@ -60,9 +59,10 @@ def _left(search: Search, trials: Sequence[TrialRecord]) -> int:
 
 
 def grid(space: Space, seeds: Sequence[int], step: float) -> list[Point]:
-    """Every combination of powers of two at this distance, for the first seed, then for the next.
+    """All combinations of values this many octaves apart, first for the first seed.
 
-    >>> [round(math.log2(point.params["lr"]), 6) for point in grid({"lr": (2**-8, 2**-7)}, [1], 0.5)]
+    >>> points = grid({"lr": (2**-8, 2**-7)}, [1], 0.5)
+    >>> [round(math.log2(point.params["lr"]), 6) for point in points]
     [-8.0, -7.5, -7.0]
     """
     axes = [
@@ -81,7 +81,7 @@ def _steps(low: float, high: float, step: float) -> list[float]:
 
 
 def random_point(space: Space, seeds: Sequence[int], seed: int, number: int) -> Point:
-    """Log-uniform. The same for every cell, so that rules are compared at the same points."""
+    """Log-uniform; the same for every cell, so that rules are compared at the same points."""
     uniform = np.random.default_rng([seed, number]).random(len(space))
     params = {
         name: float(low * (high / low) ** share)
@@ -91,7 +91,7 @@ def random_point(space: Space, seeds: Sequence[int], seed: int, number: int) -> 
 
 
 def stopping(config: StudyConfig, trials: Sequence[TrialRecord], seed: int) -> Stopping | None:
-    """What a new trial is measured against: the best one of its seed so far, which saw the same
+    """What a new trial is compared with: the best one of its seed so far, which saw the same
     batches.
     """
     if not config.search.stop_hopeless or config.search.method not in ("adaptive", "tpe"):

@@ -1,11 +1,10 @@
-"""When a trial is stopped early: it lies so far behind the best one of its seed that it cannot
-matter any more.
+"""Early stopping: a trial ends if it is too far behind the best one of its seed to matter.
 
-Trials of a seed see the same batches in the same order, so that their losses at the same step can
-be compared closely: the noise of a batch is in both. What counts as far is what the best trial
-itself still gained from there on: twice its gain is made by no rate near the optimum. Trials are
-judged in the middle of a run only. Before, those at a low rate have hardly begun, and those at a
-high one may look best; later, little is left to save, and their loss tells something.
+Trials of a seed see the same batches in the same order, so their losses at the same step can be
+compared closely: both contain the noise of the batch. "Far" is measured by what the best trial
+itself still gained from there on: no rate near the optimum gains twice as much. Trials are judged
+only in the middle of a run. Earlier, trials at a low rate have hardly started, and trials at a high
+rate may look best; later, little time is left to save, and the final loss is informative.
 `drills/early_stopping.py` compares this with full runs.
 """
 
@@ -16,20 +15,20 @@ from typing import Any
 import numpy as np
 
 WINDOWS = 32
-"""A run is looked at after each of so many equal parts, by the mean training loss of that part."""
+"""A run is judged after each of this many equal parts, by the mean training loss of the part."""
 
 FAR = 1.0
-"""In what the best trial still gained: a trial that is further behind is hopeless."""
+"""A trial that is behind by more than this is stopped; the unit is the best trial's further gain."""
 
 FROM, TO = 0.4, 0.6
-"""Shares of a run between which it is judged."""
+"""A run is judged between these shares of its steps."""
 
 _SMOOTH = 2 / WINDOWS
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """The best trial's loss at shares of its run, and how far behind it is too far."""
+    """The best trial's loss at shares of its run, and what counts as far behind."""
 
     shares: tuple[float, ...]
     losses: tuple[float, ...]
@@ -40,13 +39,13 @@ class Stopping:
 
 
 def reference(curve: Sequence[Sequence[float]], steps: int, far: float = FAR) -> Stopping:
-    """Of a finished run's curve of (step, loss)."""
+    """From the curve of a finished run, (step, loss) pairs."""
     return Stopping(tuple(step / steps for step, _ in curve), tuple(loss for _, loss in curve), far)
 
 
 def hopeless(stop: Mapping[str, Any] | None, share: float, loss: float) -> bool:
-    """Whether a run at this share of its steps, with this mean loss over the window that ends
-    there, is too far behind.
+    """Whether a run is too far behind: `loss` is its mean over the window that ends at `share` of
+    its steps.
 
     >>> best = reference([[10, 5.0], [20, 4.0], [30, 3.5], [40, 3.0]], steps=40).to_dict()
     >>> hopeless(best, 0.5, 4.9), hopeless(best, 0.5, 5.1), hopeless(best, 1.0, 9.0)
@@ -65,6 +64,6 @@ def hopeless(stop: Mapping[str, Any] | None, share: float, loss: float) -> bool:
 def _mean(
     shares: np.ndarray[Any, Any], losses: np.ndarray[Any, Any], low: float, high: float
 ) -> float:
-    """Over what was recorded between two shares; where that is nothing, what lies around it."""
+    """Over the points between two shares; interpolated if there are none."""
     inside = (shares > low + 1e-9) & (shares <= high + 1e-9)
     return float(losses[inside].mean()) if inside.any() else float(np.interp(high, shares, losses))
