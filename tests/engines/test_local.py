@@ -393,7 +393,10 @@ class TestWhatAJobStarted:
         assert is_gone(busy)
 
     def test_may_save_its_state_when_it_is_asked_to_stop(self, tmp_path, how):
-        script = "trap 'sleep 0.3; echo saved > saved; exit' TERM; echo > ready; while :; do sleep 0.05; done"
+        script = (
+            "trap 'sleep 0.3; echo saved > saved; exit' TERM; echo > ready; "
+            "while :; do sleep 0.05; done"
+        )
 
         def work(_):
             subprocess.run(["sh", "-c", script], cwd=tmp_path, check=True, **how)
@@ -727,7 +730,8 @@ SCRIPT = """
 
     sys_argv = sys.argv
     jobs = {str(n): n for n in range(6)}
-    done = run_jobs(work, jobs, ledger=folder / "jobs.jsonl", about={"n": 6}, engine=Local(workers=2))
+    two = Local(workers=2)
+    done = run_jobs(work, jobs, ledger=folder / "jobs.jsonl", about={"n": 6}, engine=two)
     print(done)
 """
 
@@ -812,7 +816,8 @@ class TestADriver:
             ctypes.PyDLL(None).sleep(60)
         """
         (tmp_path / "worker.py").write_text(textwrap.dedent(code))
-        start = f"subprocess.Popen([sys.executable, {str(tmp_path / 'worker.py')!r}], start_new_session=True)"
+        worker = f"[sys.executable, {str(tmp_path / 'worker.py')!r}]"
+        start = f"subprocess.Popen({worker}, start_new_session=True)"
         driver = subprocess.Popen(
             [sys.executable, "-c", f"import subprocess, sys, time; {start}; time.sleep(60)"],
             stdout=subprocess.PIPE, text=True,
@@ -830,7 +835,7 @@ def test_a_signal_here_becomes_an_error_with_the_right_status():
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(
-        InterruptedJobsError, match="stopped with 1 of 2 jobs done. Their results are lost"
+        InterruptedJobsError, match=r"stopped with 1 of 2 jobs done\. Their results are lost"
     ) as caught:
         run_jobs(time.sleep, {"a": 0, "b": 60}, engine=TWO, report=ask)
     assert caught.value.exit_status == 143

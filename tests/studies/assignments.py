@@ -10,8 +10,9 @@ from mupscale.studies.trainers import TrialAssignment
 NEVER = {"shares": [0.0, 1.0], "losses": [100.0, 100.0], "far": 1.0}
 HALFWAY = {"shares": [0.0, 1.0], "losses": [0.1, 0.0], "far": 1.0}
 FIELDS = {
-    "status", "loss", "train_loss", "step", "steps", "tokens", "curve", "seconds", "error", "attempts",
-}  # fmt: skip
+    *("status", "loss", "train_loss", "step", "steps"),
+    *("tokens", "curve", "seconds", "error", "attempts"),
+}
 
 
 def assigned(root: Path, trainer: Trainer | None, /, **changes: Any) -> TrialAssignment:

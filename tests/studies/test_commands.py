@@ -74,7 +74,10 @@ def short_grace(monkeypatch):
 
 class TestPlaceholders:
     def test_are_replaced_and_numbers_keep_their_last_digit(self, tmp_path):
-        code = "import json, os, sys; print(json.dumps({'loss': 1, 'a': sys.argv[1:], 'e': dict(os.environ)}))"
+        code = """
+            import json, os, sys
+            print(json.dumps({'loss': 1, 'a': sys.argv[1:], 'e': dict(os.environ)}))
+        """
         flags = [
             "--lr={lr}",
             "{seed}",
@@ -91,8 +94,8 @@ class TestPlaceholders:
         printed = json.loads(output(tmp_path))
         folder = tmp_path / "trials" / "mup.n_kv_heads-3" / "0007"
         assert printed["a"] == [
-            "--lr=0.0078125", "5", "3/mup", str(folder), str(folder / "plan.json"), "{lr}", "{0.0078125}", "$HOME;*",
-            "",
+            "--lr=0.0078125", "5", "3/mup", str(folder), str(folder / "plan.json"), "{lr}",
+            "{0.0078125}", "$HOME;*", "",
         ]  # fmt: skip
         assert json.loads((folder / "plan.json").read_text(encoding="utf-8")) == plan
         assert printed["e"]["MUPSCALE_TRIAL"] == "mup.n_kv_heads-3/0007"
@@ -176,10 +179,12 @@ class TestMetrics:
     def test_json_lines_among_other_output(self, tmp_path):
         code = """
             import json, sys
-            print("epoch 1"); print("{'loss': 9}"); print("[1]"); print('{"loss": "many"}'); print('{"loss": true}')
+            print("epoch 1"); print("{'loss': 9}"); print("[1]"); print('{"loss": "many"}')
+            print('{"loss": true}')
             print('{"loss": [1]}', "{" * 5000, "[" * 9000, sep="\\n")
             for step in range(1, 65):
-                print("  " + json.dumps({"step": 10 * step, "steps": 640, "loss": 64 / step, "tokens": 100 * step}))
+                row = {"step": 10 * step, "steps": 640, "loss": 64 / step, "tokens": 100 * step}
+                print("  " + json.dumps(row))
             print('{"eval_loss": 0.75, "step": 640}', file=sys.stderr)
         """
         result = ran(tmp_path, code)
@@ -204,7 +209,10 @@ class TestMetrics:
         assert (result["step"], result["steps"]) == (100, None)
 
     def test_all_that_an_expression_finds_in_a_line_is_one_report(self, tmp_path):
-        metrics = r"regex:iter (?P<step>\d+)/(?P<steps>\d+)|val (?P<validation_loss>\S+)|loss (?P<loss>\S+)"
+        metrics = (
+            r"regex:iter (?P<step>\d+)/(?P<steps>\d+)|val (?P<validation_loss>\S+)"
+            r"|loss (?P<loss>\S+)"
+        )
         result = ran(tmp_path, "print('loss 2.5 | iter 7/8 | val 2.25')", metrics=metrics)
         assert (result["step"], result["steps"], result["loss"]) == (7, 8, 2.25)
         assert result["curve"] == [[7, 2.5]]
@@ -222,7 +230,8 @@ class TestMetrics:
             time.sleep(0.3)
             for step in (1, 2, 3):
                 with open(path, "a") as file:
-                    file.write(json.dumps({"step": step, "loss": 4 - step})[:-1]); file.flush(); time.sleep(0.12)
+                    file.write(json.dumps({"step": step, "loss": 4 - step})[:-1])
+                    file.flush(); time.sleep(0.12)
                     file.write("}\\n" if step < 3 else "}")
         """
         result = ran(tmp_path, code, metrics="file:logs/metrics.jsonl")
@@ -239,7 +248,8 @@ class TestMetrics:
                 import json, os
                 path = os.path.join(os.environ["MUPSCALE_FOLDER"], "m.jsonl")
                 with open(path + ".new" if {mode!r} == "x" else path, {mode!r}) as file:
-                    for step, loss in {rows}: file.write(json.dumps(dict(step=step, loss=loss)) + "\\n")
+                    for step, loss in {rows}:
+                        file.write(json.dumps(dict(step=step, loss=loss)) + "\\n")
                 if {mode!r} == "x": os.replace(path + ".new", path)
             """
             result = ran(tmp_path, code, metrics="file:m.jsonl")
@@ -336,7 +346,10 @@ class TestTheCurve:
 
 class TestHowItEnds:
     def test_a_status_other_than_zero_fails_with_the_end_of_the_output(self, tmp_path):
-        code = "print('loss 1.0'); print('\\x1b[31mred\\x07'); raise ValueError('the flag --lr is unknown')"
+        code = (
+            "print('loss 1.0'); print('\\x1b[31mred\\x07')\n"
+            "raise ValueError('the flag --lr is unknown')"
+        )
         result = ran(tmp_path, code, metrics=REGEX)
         assert (result["status"], result["loss"]) == ("failed", None)
         assert "exited with status 1" in result["error"]
@@ -442,8 +455,10 @@ class TestHowItEnds:
         code = """
             import os, signal, subprocess, sys, time
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            sleep = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"]
-            started = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
+            code = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
+            sleep = [sys.executable, "-c", code]
+            alone = subprocess.Popen(sleep, start_new_session=True)
+            started = [subprocess.Popen(sleep).pid, alone.pid]
             if os.fork() == 0:
                 os.setsid(); child = os.fork()
                 if child: os._exit(0)
@@ -463,7 +478,8 @@ class TestHowItEnds:
     def test_what_it_leaves_behind_is_ended(self, tmp_path):
         code = """
             import subprocess, sys
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+            sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+            child = subprocess.Popen(sleep, start_new_session=True)
             print("loss", 1.5); print("left", child.pid)
         """
         began = time.monotonic()

@@ -27,8 +27,9 @@ def study(folder, changes, trials=()):
     cell = made.config.cells()[0]
     rows = [
         {"job": f"{cell.name}/{number:04d}", "result": {
-            "cell": cell.name, "rule": cell.rule_name, "variant": cell.variant, "number": number, "round": 0, "seed": 1,
-            "params": {"lr": lr}, "status": status, "loss": loss, "steps": 20}}
+            "cell": cell.name, "rule": cell.rule_name, "variant": cell.variant, "number": number,
+            "round": 0, "seed": 1, "params": {"lr": lr}, "status": status, "loss": loss,
+            "steps": 20}}
         for number, (lr, status, loss) in enumerate(trials)
     ]  # fmt: skip
     lines = [{"about": {"study": made.config.identity()}}, *rows]

@@ -51,8 +51,9 @@ def trial_of(
 ) -> TrialRecord:
     value = loss(math.log2(point.params["lr"]), point.seed)
     return TrialRecord(
-        cell=cell.name, rule=cell.rule_name, variant=cell.variant, number=number, round=which_round, seed=point.seed,
-        params=point.params, status="diverged" if value is None else "finished", loss=value, step=10, steps=10,
+        cell=cell.name, rule=cell.rule_name, variant=cell.variant, number=number,
+        round=which_round, seed=point.seed, params=point.params,
+        status="diverged" if value is None else "finished", loss=value, step=10, steps=10,
         tokens=100,
     )  # fmt: skip
 

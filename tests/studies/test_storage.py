@@ -39,11 +39,12 @@ def record(
     number: int, cell: str = CELLS[0], status: str = "finished", **changes: Any
 ) -> dict[str, Any]:
     return {
-        "cell": cell, "rule": cell.partition(".")[0], "variant": {"n_kv_heads": 3}, "number": number, "round": 0,
-        "seed": 1 + number % 3, "params": {"lr": 2.0**-7, "weight_decay": 0.1}, "status": status,
-        "loss": 3.0 + number / 8 if status == "finished" else None, "step": 30, "steps": 30, "tokens": 4096,
-        "curve": [[10, 5.5], [20, 4.5], [30, 4.25]], "attempts": 1, "began": 1.7e9 + number, "seconds": 2.5,
-        "error": None,
+        "cell": cell, "rule": cell.partition(".")[0], "variant": {"n_kv_heads": 3},
+        "number": number, "round": 0, "seed": 1 + number % 3,
+        "params": {"lr": 2.0**-7, "weight_decay": 0.1}, "status": status,
+        "loss": 3.0 + number / 8 if status == "finished" else None, "step": 30, "steps": 30,
+        "tokens": 4096, "curve": [[10, 5.5], [20, 4.5], [30, 4.25]], "attempts": 1,
+        "began": 1.7e9 + number, "seconds": 2.5, "error": None,
     } | changes  # fmt: skip
 
 
@@ -165,8 +166,8 @@ class TestWhatOptunaSees:
         attributes = self.only(tmp_path, said, record(0, tokens=None)).user_attrs
         assert attributes.pop("record")
         assert attributes == {
-            "trial": "mup.r-1/0000", "seed": 1, "rule": "mup", "variant": {"n_kv_heads": 3}, "status": "finished",
-            "attempts": 1, "seconds": 2.5,
+            "trial": "mup.r-1/0000", "seed": 1, "rule": "mup", "variant": {"n_kv_heads": 3},
+            "status": "finished", "attempts": 1, "seconds": 2.5,
         }  # fmt: skip
 
     def test_a_gap_in_a_curve_is_left_out(self, tmp_path, said):

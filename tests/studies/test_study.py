@@ -41,7 +41,8 @@ def train(trial):
     for step in range(1, 11):
         trial.report(step, 4 - 0.15 * step + 0.05 * (x + 6.2) ** 2, steps=10)
         time.sleep(float(os.environ.get("TOY_SECONDS", 0)) / 10)
-    return {"loss": 2 + 0.05 * (x + 6.2) ** 2 + 0.005 * math.sin(50 * x + trial.seed), "tokens": 1000}
+    loss = 2 + 0.05 * (x + 6.2) ** 2 + 0.005 * math.sin(50 * x + trial.seed)
+    return {"loss": loss, "tokens": 1000}
 
 def diverging(trial):
     return math.nan

@@ -30,8 +30,8 @@ class Proposed:
 
 
 class CellRun:
-    """Which trials of a cell are next. It depends on the records alone, so that it can be rebuilt at
-    any time.
+    """Which trials of a cell are next. It depends only on the records, so it can be rebuilt at any
+    time.
     """
 
     def __init__(self, config: StudyConfig, cell: Cell, ended: Iterable[TrialRecord]) -> None:

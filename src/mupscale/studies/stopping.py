@@ -18,7 +18,7 @@ WINDOWS = 32
 """A run is judged after each of this many equal parts, by the mean training loss of the part."""
 
 FAR = 1.0
-"""A trial that is behind by more than this is stopped; the unit is the best trial's further gain."""
+"""A trial further behind than this is stopped; the unit is the best trial's further gain."""
 
 FROM, TO = 0.4, 0.6
 """A run is judged between these shares of its steps."""

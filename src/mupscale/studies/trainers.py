@@ -23,6 +23,7 @@ import torch
 from mupscale.errors import OptionError, StorageError
 from mupscale.records import locked, read_lines, storage_error, write_whole
 from mupscale.studies import commands
+from mupscale.studies.commands import check_command
 from mupscale.studies.config import Trainer
 from mupscale.studies.curves import LossCurve, TrialStopped
 from mupscale.studies.names import inside
@@ -31,7 +32,7 @@ from mupscale.targets import functions
 from mupscale.training import RunConfig, RunProgress, lengths, run
 from mupscale.training.metrics import MetricsFile
 
-__all__ = ["Trial", "TrialAssignment", "TrialStopped", "check_trainer", "train"]
+__all__ = ["Trial", "TrialAssignment", "TrialStopped", "check_command", "check_trainer", "train"]
 
 LOCK_SECONDS = 30.0
 """How long to wait for the processes of an attempt that was killed to leave the folder."""
@@ -119,7 +120,7 @@ def check_trainer(trainer: Trainer | None, names: Iterable[str]) -> None:
     if trainer is None:
         return
     if trainer.command is not None:
-        commands.check_command(trainer.command, trainer.metrics, names)
+        check_command(trainer.command, trainer.metrics, names)
     else:
         with functions.loaded(str(trainer.function)):
             pass
