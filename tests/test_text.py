@@ -87,3 +87,13 @@ def test_no_word_is_broken_in_a_paragraph(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     path = "runs/" + "x" * 60
     assert f"{path}," in text.wrapped(f"The records are in {path}, as before.").split()
+
+
+def test_a_word_is_broken_only_where_no_column_can_fold_between_words():
+    rows = [["adafactor-unscaled", "derived, one extrapolated step"]]
+    shown = text.text_table(["optimizer", "standing of the result"], rows, columns=40)
+    assert "adafactor-unscaled" in shown
+    assert max(map(cell_len, shown.splitlines())) <= 40
+    shown = text.text_table(["optimizer", "standing"], rows, columns=24)
+    assert "adafactor-unscaled" not in shown
+    assert max(map(cell_len, shown.splitlines())) <= 24

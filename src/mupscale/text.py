@@ -85,7 +85,10 @@ def text_table(
         if sum(widths[k] + _GAP for k in beside) - _GAP <= available:
             break
         beside.remove(list(head).index(name))
-    shown = _fitted([widths[k] for k in beside], available)
+    words = [
+        max(cell_len(word) for line in lines for word in line[k].split() or [""]) for k in beside
+    ]
+    shown = _fitted([widths[k] for k in beside], words, available)
     aligned = ["right" if head[k] in right else "left" for k in beside]
     below = [k for k in range(len(head)) if k not in beside]
     parts: list[RenderableType] = []
@@ -97,12 +100,16 @@ def text_table(
     return _plain(parts, available)
 
 
-def _fitted(widths: list[int], available: int) -> list[int]:
-    """Take from the widest column until the row fits; a column keeps at least four characters."""
+def _fitted(widths: list[int], words: list[int], available: int) -> list[int]:
+    """Take from the widest column until the row fits, first where that breaks no word. A column
+    keeps at least four characters.
+    """
     room = max(available - _GAP * (len(widths) - 1), 4 * len(widths))
     widths = [*widths]
     while sum(widths) > room:
-        widths[widths.index(max(widths))] -= 1
+        spare = [k for k, width in enumerate(widths) if width > max(words[k], 4)]
+        most = max(spare or range(len(widths)), key=lambda k: widths[k])
+        widths[most] -= 1
     return widths
 
 

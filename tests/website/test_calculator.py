@@ -372,7 +372,7 @@ def test_another_optimizer_brings_its_own_decay_and_what_a_reader_must_know(visi
         in page.locator("#calculator-notes").inner_text()
     )
     page.locator("#calculator-optimizer").select_option("muon")
-    assert "trained by AdamW beside muon" in page.locator("#calculator-notes").inner_text()
+    assert "trained by AdamW, since muon" in page.locator("#calculator-notes").inner_text()
     page.locator("#calculator-optimizer").select_option("adafactor")
     assert (
         "Readout: a multiplier of 1/n cannot be folded"

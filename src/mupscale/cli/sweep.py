@@ -161,8 +161,7 @@ def _print_status(snapshot: "Snapshot", folder: Path, as_json: bool) -> int:
     show(table_text(cells))
     if nothing_finished:
         print("\nNo trial finished, so there is no optimum.")
-    database = (
-        f"; optuna-dashboard sqlite:///{folder}/study.db" if snapshot.config.storage is None else ""
-    )
-    print(f"\nrecords: {folder}/records.jsonl{database}")
+    print(f"\nrecords: {folder}/records.jsonl")
+    if snapshot.config.storage is None:
+        print(f"dashboard: optuna-dashboard sqlite:///{folder}/study.db")
     return int(nothing_finished)
