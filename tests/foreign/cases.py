@@ -470,7 +470,10 @@ CASES = {
         Case("vit", packages.vit, _vit, inputs={"pixel_values": _IMAGES}),
         Case(
             "clip", packages.clip, _clip, inputs={"input_ids": _WORDS, "pixel_values": _IMAGES},
-            roles={"vision_model.embeddings.class_embedding": "position", "*_projection.weight": "hidden"},
+            roles={
+                "vision_model.embeddings.class_embedding": "position",
+                "*_projection.weight": "hidden",
+            },
         ),
         Case("albert", packages.albert, _albert, deepens=False, tied="predictions.LayerNorm.*"),
         Case("bert", packages.bert, _bert, tied="cls.predictions.transform.LayerNorm.*"),

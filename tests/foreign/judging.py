@@ -140,7 +140,8 @@ def starts_at_fault(
             )
             want = (then + offset) * numbers.moved - offset if constant else torch.zeros_like(then)
             if not torch.allclose((now + offset) * hooked - offset, want, rtol=1e-5, atol=1e-12):
-                yield f"{name} starts at {float(now.mean()):.6g}, must start at {float(want.mean()):.6g}"
+                start, right = float(now.mean()), float(want.mean())
+                yield f"{name} starts at {start:.6g}, must start at {right:.6g}"
         elif constant:
             if not torch.equal(now, then):
                 yield f"{name} was {float(then.mean()):.6g} everywhere, and was drawn"

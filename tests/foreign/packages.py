@@ -28,9 +28,14 @@ def causal(
     """A decoder of transformers, by its type."""
     heads = width // HEAD
     common = {
-        "vocab_size": WORDS, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": depth,
-        "num_attention_heads": heads, "pad_token_id": None, "max_position_embeddings": 256,
-    }  # fmt: skip
+        "vocab_size": WORDS,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "pad_token_id": None,
+        "max_position_embeddings": 256,
+    }
     if n_kv_heads is not None:
         common["num_key_value_heads"] = n_kv_heads
     config = transformers.CONFIG_MAPPING[kind](**(common | settings))
@@ -52,18 +57,35 @@ def gemma2(width: int, depth: int, n_kv_heads: int | None = None) -> nn.Module:
 def granite(width: int, depth: int, n_kv_heads: int | None = None) -> nn.Module:
     """Logits are divided by what grows with the width: as a muP model would be configured."""
     return causal(
-        "granite", width, depth, n_kv_heads or width // HEAD, logits_scaling=width / 16, embedding_multiplier=3.0,
-        residual_multiplier=0.5, attention_multiplier=1 / HEAD, tie_word_embeddings=False,
-    )  # fmt: skip
+        "granite",
+        width,
+        depth,
+        n_kv_heads or width // HEAD,
+        logits_scaling=width / 16,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        attention_multiplier=1 / HEAD,
+        tie_word_embeddings=False,
+    )
 
 
 def minicpm(width: int, depth: int, n_kv_heads: int | None = None) -> nn.Module:
     """Low-rank attention; logits are divided by the width over a base's, branches by √depth."""
     return causal(
-        "minicpm3", width, depth, n_kv_heads or width // HEAD, scale_emb=12, scale_depth=1.4, dim_model_base=16,
-        q_lora_rank=width // 2, kv_lora_rank=width // 4, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=HEAD,
+        "minicpm3",
+        width,
+        depth,
+        n_kv_heads or width // HEAD,
+        scale_emb=12,
+        scale_depth=1.4,
+        dim_model_base=16,
+        q_lora_rank=width // 2,
+        kv_lora_rank=width // 4,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=8,
+        v_head_dim=HEAD,
         tie_word_embeddings=False,
-    )  # fmt: skip
+    )
 
 
 def cohere(width: int, depth: int, n_kv_heads: int | None = None) -> nn.Module:
@@ -83,27 +105,52 @@ def mamba(width: int, depth: int) -> nn.Module:
 
 def t5(width: int, depth: int) -> nn.Module:
     config = transformers.T5Config(
-        d_model=width, d_kv=HEAD, d_ff=2 * width, num_layers=depth, num_heads=width // HEAD, vocab_size=WORDS,
-        decoder_start_token_id=0, dropout_rate=0.0,
-    )  # fmt: skip
+        d_model=width,
+        d_kv=HEAD,
+        d_ff=2 * width,
+        num_layers=depth,
+        num_heads=width // HEAD,
+        vocab_size=WORDS,
+        decoder_start_token_id=0,
+        dropout_rate=0.0,
+    )
     return transformers.T5ForConditionalGeneration(config)
 
 
 def whisper(width: int, depth: int) -> nn.Module:
     config = transformers.WhisperConfig(
-        d_model=width, encoder_layers=depth, decoder_layers=depth, encoder_attention_heads=width // HEAD,
-        decoder_attention_heads=width // HEAD, encoder_ffn_dim=2 * width, decoder_ffn_dim=2 * width, vocab_size=WORDS,
-        num_mel_bins=8, max_source_positions=32, max_target_positions=64, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, decoder_start_token_id=1, dropout=0.0,
-    )  # fmt: skip
+        d_model=width,
+        encoder_layers=depth,
+        decoder_layers=depth,
+        encoder_attention_heads=width // HEAD,
+        decoder_attention_heads=width // HEAD,
+        encoder_ffn_dim=2 * width,
+        decoder_ffn_dim=2 * width,
+        vocab_size=WORDS,
+        num_mel_bins=8,
+        max_source_positions=32,
+        max_target_positions=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        dropout=0.0,
+    )
     return transformers.WhisperForConditionalGeneration(config)
 
 
 def vit(width: int, depth: int) -> nn.Module:
     config = transformers.ViTConfig(
-        hidden_size=width, num_hidden_layers=depth, num_attention_heads=width // HEAD, intermediate_size=2 * width,
-        image_size=16, patch_size=4, num_labels=10, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=width // HEAD,
+        intermediate_size=2 * width,
+        image_size=16,
+        patch_size=4,
+        num_labels=10,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     return transformers.ViTForImageClassification(config)
 
 
@@ -136,10 +183,15 @@ def albert(width: int, depth: int) -> nn.Module:
 
 def bert(width: int, depth: int) -> nn.Module:
     config = transformers.BertConfig(
-        vocab_size=WORDS, hidden_size=width, num_hidden_layers=depth, num_attention_heads=width // HEAD,
-        intermediate_size=2 * width, max_position_embeddings=128, hidden_dropout_prob=0.0,
+        vocab_size=WORDS,
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=width // HEAD,
+        intermediate_size=2 * width,
+        max_position_embeddings=128,
+        hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+    )
     return transformers.BertForMaskedLM(config)
 
 
@@ -153,9 +205,16 @@ def x_decoder_tied(width: int, depth: int, n_kv_heads: int | None = None) -> nn.
     embedding's own weight.
     """
     return _x_decoder(
-        width, depth, tie_embedding=True, use_rmsnorm=True, ff_glu=True, ff_no_bias=True, rotary_pos_emb=True,
-        rotary_emb_dim=HEAD, attn_kv_heads=n_kv_heads or width // HEAD,
-    )  # fmt: skip
+        width,
+        depth,
+        tie_embedding=True,
+        use_rmsnorm=True,
+        ff_glu=True,
+        ff_no_bias=True,
+        rotary_pos_emb=True,
+        rotary_emb_dim=HEAD,
+        attn_kv_heads=n_kv_heads or width // HEAD,
+    )
 
 
 def _x_decoder(
@@ -242,9 +301,13 @@ def timm_resnet(width: int, depth: int) -> nn.Module:
     """`depth` blocks in each of four stages, and a stem whose channels grow with the rest."""
     module = timm_models().resnet
     return module.ResNet(
-        module.BasicBlock, [depth] * 4, num_classes=10, channels=(width, width, 2 * width, 2 * width), stem_type="deep",
+        module.BasicBlock,
+        [depth] * 4,
+        num_classes=10,
+        channels=(width, width, 2 * width, 2 * width),
+        stem_type="deep",
         stem_width=width // 2,
-    )  # fmt: skip
+    )
 
 
 def timm_convnext(width: int, depth: int) -> nn.Module:
@@ -263,9 +326,16 @@ def dit(width: int, depth: int) -> nn.Module:
     from diffusers import DiTTransformer2DModel
 
     return DiTTransformer2DModel(
-        num_attention_heads=width // HEAD, attention_head_dim=HEAD, in_channels=4, num_layers=depth, sample_size=8,
-        patch_size=2, num_embeds_ada_norm=10, norm_num_groups=1, dropout=0.0,
-    )  # fmt: skip
+        num_attention_heads=width // HEAD,
+        attention_head_dim=HEAD,
+        in_channels=4,
+        num_layers=depth,
+        sample_size=8,
+        patch_size=2,
+        num_embeds_ada_norm=10,
+        norm_num_groups=1,
+        dropout=0.0,
+    )
 
 
 def lora(width: int, depth: int) -> nn.Module:
@@ -290,10 +360,15 @@ def torchtitan_llama(width: int, depth: int, n_kv_heads: int | None = None) -> n
 
     def block() -> Any:
         attention = make_gqa_config(
-            dim=width, n_heads=heads, n_kv_heads=n_kv_heads or heads, wqkv_param_init=drawn, wo_param_init=drawn,
-            inner_attention=ScaledDotProductAttention.Config(), fuse_qkv=True,
+            dim=width,
+            n_heads=heads,
+            n_kv_heads=n_kv_heads or heads,
+            wqkv_param_init=drawn,
+            wo_param_init=drawn,
+            inner_attention=ScaledDotProductAttention.Config(),
+            fuse_qkv=True,
             rope=ComplexRoPE.Config(dim=HEAD, max_seq_len=128),
-        )  # fmt: skip
+        )
         feed_forward = make_ffn_config(
             dim=width, hidden_dim=2 * width, w1_param_init=drawn, w2w3_param_init=drawn
         )
@@ -302,9 +377,14 @@ def torchtitan_llama(width: int, depth: int, n_kv_heads: int | None = None) -> n
         )
 
     model = Llama3Model.Config(
-        dim=width, vocab_size=WORDS, norm=norm, layers=[block() for _ in range(depth)],
-        tok_embeddings=Embedding.Config(num_embeddings=WORDS, embedding_dim=width, param_init=drawn),
+        dim=width,
+        vocab_size=WORDS,
+        norm=norm,
+        layers=[block() for _ in range(depth)],
+        tok_embeddings=Embedding.Config(
+            num_embeddings=WORDS, embedding_dim=width, param_init=drawn
+        ),
         lm_head=Linear.Config(in_features=width, out_features=WORDS, param_init=drawn),
-    ).build()  # fmt: skip
+    ).build()
     model.init_states()
     return model

@@ -21,9 +21,17 @@ def over_width(name, rule, widths):
     case, how = CASES[name], training(name)
     plan = planned(case, case.model(width=64, depth=1), case.model(width=32, depth=1))
     return mu.coordinate_check(
-        lambda width: case.model(width=width, depth=1), {"width": widths}, rule=rule, seeds=2, steps=2, setup=SETUP,
-        data=how.data, loss=how.loss, reading=plan.reading, engine=Local(workers=0),
-    )  # fmt: skip
+        lambda width: case.model(width=width, depth=1),
+        {"width": widths},
+        rule=rule,
+        seeds=2,
+        steps=2,
+        setup=SETUP,
+        data=how.data,
+        loss=how.loss,
+        reading=plan.reading,
+        engine=Local(workers=0),
+    )
 
 
 @pytest.mark.parametrize("name", ["timm's ViT", "peft's LoRA", "t5"])

@@ -32,9 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 WORDS = 61
-"""No width is as large: a matrix with as many outputs as there are words must not be told by
-that.
-"""
+"""Larger than every width, so that a readout is not recognized by its number of outputs alone."""
 
 
 def wrong_numbers(plan: mu.Plan, model: nn.Module, table: dict) -> list[str]:
@@ -314,9 +312,14 @@ def test_a_patch_embedding_is_no_width():
 
 def vit(width, depth=2):
     config = transformers.ViTConfig(
-        hidden_size=width, num_hidden_layers=depth, num_attention_heads=width // 8, intermediate_size=2 * width,
-        image_size=8, patch_size=4, num_labels=10,
-    )  # fmt: skip
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=width // 8,
+        intermediate_size=2 * width,
+        image_size=8,
+        patch_size=4,
+        num_labels=10,
+    )
     return transformers.ViTForImageClassification(config)
 
 
@@ -345,11 +348,22 @@ VIT = {
 
 def whisper(width, depth=2):
     config = transformers.WhisperConfig(
-        d_model=width, encoder_layers=depth, decoder_layers=depth, encoder_attention_heads=width // 16,
-        decoder_attention_heads=width // 16, encoder_ffn_dim=2 * width, decoder_ffn_dim=2 * width, vocab_size=WORDS,
-        num_mel_bins=8, max_source_positions=16, max_target_positions=16, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, decoder_start_token_id=1,
-    )  # fmt: skip
+        d_model=width,
+        encoder_layers=depth,
+        decoder_layers=depth,
+        encoder_attention_heads=width // 16,
+        decoder_attention_heads=width // 16,
+        encoder_ffn_dim=2 * width,
+        decoder_ffn_dim=2 * width,
+        vocab_size=WORDS,
+        num_mel_bins=8,
+        max_source_positions=16,
+        max_target_positions=16,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
     return transformers.WhisperForConditionalGeneration(config)
 
 
@@ -412,9 +426,13 @@ def lora(width):
     import peft
 
     config = transformers.LlamaConfig(
-        hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=width // 8,
-        num_key_value_heads=width // 8, vocab_size=WORDS,
-    )  # fmt: skip
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=width // 8,
+        num_key_value_heads=width // 8,
+        vocab_size=WORDS,
+    )
     chosen = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])
     return peft.get_peft_model(transformers.LlamaForCausalLM(config), chosen)
 
@@ -571,9 +589,14 @@ def test_the_output_scale_of_t5_counts_as_half_of_the_readouts_factor():
 
 def t5(width, depth=2):
     config = transformers.T5Config(
-        d_model=width, d_kv=16, d_ff=2 * width, num_layers=depth, num_heads=width // 16, vocab_size=WORDS,
+        d_model=width,
+        d_kv=16,
+        d_ff=2 * width,
+        num_layers=depth,
+        num_heads=width // 16,
+        vocab_size=WORDS,
         decoder_start_token_id=0,
-    )  # fmt: skip
+    )
     return transformers.T5ForConditionalGeneration(config)
 
 
@@ -600,10 +623,18 @@ class Wrapped(nn.Module):
 
 def granite(width, scaling):
     config = transformers.GraniteConfig(
-        hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=width // 8,
-        num_key_value_heads=width // 8, vocab_size=WORDS, logits_scaling=scaling, embedding_multiplier=3.0,
-        residual_multiplier=0.5, tie_word_embeddings=False, pad_token_id=None,
-    )  # fmt: skip
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=width // 8,
+        num_key_value_heads=width // 8,
+        vocab_size=WORDS,
+        logits_scaling=scaling,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        tie_word_embeddings=False,
+        pad_token_id=None,
+    )
     return transformers.GraniteForCausalLM(config)
 
 
@@ -779,9 +810,13 @@ def test_layers_that_share_their_weights_count_as_often_as_they_run():
 
 def bert(width, depth, words=WORDS):
     config = transformers.BertConfig(
-        vocab_size=words, hidden_size=width, num_hidden_layers=depth, num_attention_heads=width // 16,
-        intermediate_size=2 * width, max_position_embeddings=32,
-    )  # fmt: skip
+        vocab_size=words,
+        hidden_size=width,
+        num_hidden_layers=depth,
+        num_attention_heads=width // 16,
+        intermediate_size=2 * width,
+        max_position_embeddings=32,
+    )
     return transformers.BertForMaskedLM(config)
 
 

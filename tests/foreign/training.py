@@ -1,5 +1,5 @@
-"""What the models are trained on for a few steps: text where they take tokens, and else what the
-seed makes.
+"""Data for a few training steps: text for models that take tokens, otherwise random inputs from the
+seed.
 
 Images are smooth and few. Theory takes updates to be coherent, as they are once a model is much
 wider than its data have directions. Patches of noise, or many images, have more directions than

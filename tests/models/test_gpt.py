@@ -1,4 +1,4 @@
-"""The GPT computes what other libraries compute, and refuses shapes that cannot be."""
+"""The GPT computes what other libraries compute, and rejects invalid shapes."""
 
 import dataclasses
 import subprocess
@@ -24,9 +24,16 @@ OPTIONS = {
     "qk-norm": {"qk_norm": True},
     "tied": {"tied": True},
     "1/d": {"attention_scale": "1/d"},
-    "modern": {"n_kv_heads": 2, "positions": "rope", "norm": "rms", "feed_forward": "swiglu", "d_ff": 88,
-               "qk_norm": True, "tied": True},
-}  # fmt: skip
+    "modern": {
+        "n_kv_heads": 2,
+        "positions": "rope",
+        "norm": "rms",
+        "feed_forward": "swiglu",
+        "d_ff": 88,
+        "qk_norm": True,
+        "tied": True,
+    },
+}
 
 
 def gpt(**changes) -> GPT:
@@ -61,20 +68,43 @@ def with_weights_of(ours: GPT, other: nn.Module, names: dict[str, str]) -> nn.Mo
 
 
 LLAMA_NAMES = {
-    "tokens": "model.embed_tokens", "blocks": "model.layers", "attention_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm", "attention": "self_attn", "final_norm": "model.norm", "readout": "lm_head",
+    "tokens": "model.embed_tokens",
+    "blocks": "model.layers",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "attention": "self_attn",
+    "final_norm": "model.norm",
+    "readout": "lm_head",
     "post_self_attn_layernorm": "post_attention_layernorm",
-}  # fmt: skip
+}
 GPT2_NAMES = {
-    "tokens": "transformer.wte", "positions": "transformer.wpe", "blocks": "transformer.h", "attention_norm": "ln_1",
-    "mlp_norm": "ln_2", "attention.o_proj": "attn.c_proj", "attention": "attn.attention", "up_proj": "c_fc",
-    "down_proj": "c_proj", "final_norm": "transformer.ln_f", "readout": "lm_head",
-}  # fmt: skip
+    "tokens": "transformer.wte",
+    "positions": "transformer.wpe",
+    "blocks": "transformer.h",
+    "attention_norm": "ln_1",
+    "mlp_norm": "ln_2",
+    "attention.o_proj": "attn.c_proj",
+    "attention": "attn.attention",
+    "up_proj": "c_fc",
+    "down_proj": "c_proj",
+    "final_norm": "transformer.ln_f",
+    "readout": "lm_head",
+}
 LLAMA = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 61,
-    "intermediate_size": 88, "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "pad_token_id": None,
-    "bos_token_id": None, "eos_token_id": None, "attn_implementation": "eager", "tie_word_embeddings": False,
-}  # fmt: skip
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 61,
+    "intermediate_size": 88,
+    "max_position_embeddings": 16,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "attn_implementation": "eager",
+    "tie_word_embeddings": False,
+}
 LIKE_LLAMA = {
     "n_kv_heads": 2,
     "positions": "rope",
@@ -88,9 +118,17 @@ class TestAgainstTransformers:
     @pytest.mark.parametrize("tied", [False, True])
     def test_gpt2(self, tied):
         config = transformers.GPT2Config(
-            n_embd=32, n_layer=2, n_head=4, vocab_size=61, n_positions=16, activation_function="gelu",
-            tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None, attn_implementation="eager",
-        )  # fmt: skip
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            vocab_size=61,
+            n_positions=16,
+            activation_function="gelu",
+            tie_word_embeddings=tied,
+            bos_token_id=None,
+            eos_token_id=None,
+            attn_implementation="eager",
+        )
         ours = gpt(tied=tied)
         theirs = with_weights_of(ours, transformers.GPT2LMHeadModel(config), GPT2_NAMES)
         with Exactly():
@@ -101,17 +139,30 @@ class TestAgainstTransformers:
         ("kind", "theirs", "ours"),
         [
             ("Llama", {}, {}),
-            ("Llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}, {"tied": True, "n_kv_heads": 1}),
+            (
+                "Llama",
+                {"tie_word_embeddings": True, "num_key_value_heads": 1},
+                {"tied": True, "n_kv_heads": 1},
+            ),
             ("Qwen3", {"head_dim": 12}, {"head_dim": 12, "qk_norm": True}),
             (
                 "Granite",
-                {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.6 / 8,
-                 "logits_scaling": 4.0},
-                {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.6,
-                 "attention_scale": "1/d", "logit_scale": 0.25},
+                {
+                    "embedding_multiplier": 3.0,
+                    "residual_multiplier": 0.5,
+                    "attention_multiplier": 0.6 / 8,
+                    "logits_scaling": 4.0,
+                },
+                {
+                    "embedding_multiplier": 3.0,
+                    "residual_multiplier": 0.5,
+                    "attention_multiplier": 0.6,
+                    "attention_scale": "1/d",
+                    "logit_scale": 0.25,
+                },
             ),
         ],
-    )  # fmt: skip
+    )
     def test_modern_models(self, kind, theirs, ours):
         config = getattr(transformers, f"{kind}Config")(**(LLAMA | theirs))
         mine = gpt(**(LIKE_LLAMA | ours))
@@ -261,7 +312,9 @@ def test_a_large_model_is_built_at_once_on_the_meta_device():
     code = """
 import time, torch
 from mupscale.models import GPT, GPTConfig
-config = GPTConfig(width=8192, depth=80, n_heads=64, n_kv_heads=8, feed_forward="swiglu", positions="rope")
+config = GPTConfig(
+    width=8192, depth=80, n_heads=64, n_kv_heads=8, feed_forward="swiglu", positions="rope"
+)
 start = time.process_time()
 with torch.device("meta"):
     GPT(config)

@@ -151,9 +151,12 @@ def test_multipliers_in_the_constructor_or_folded_or_hooked_are_the_same_trainin
     }  # by the rule, at twice the width and depth
     found = {}
     for label, own, way in [
-        ("folded", {}, "fold"), ("hooked", {}, "hook"), ("constructor", asked, "fold"), ("any", MULTIPLIERS, "fold"),
+        ("folded", {}, "fold"),
+        ("hooked", {}, "hook"),
+        ("constructor", asked, "fold"),
+        ("any", MULTIPLIERS, "fold"),
         ("any, hooked", MULTIPLIERS, "hook"),
-    ]:  # fmt: skip
+    ]:
         model = GPT(GPTConfig(**(config | own))).double()
         plan = mu.plan(model, base=base, multipliers=way)
         if label == "constructor":

@@ -13,8 +13,25 @@ from mupscale.errors import UnreadableModelError
 from mupscale.reading import BRANCH_OUTPUTS, read
 
 COUNTED = [kind for kind in ARCHITECTURES if kind not in EXCLUDED and kind not in UNBUILT]
-REQUIRED = {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2", "gpt_neox", "falcon",
-            "gpt_bigcode", "olmo2", "starcoder2", "cohere", "mixtral", "qwen3_moe", "deepseek_v3"}  # fmt: skip
+REQUIRED = {
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "falcon",
+    "gpt_bigcode",
+    "olmo2",
+    "starcoder2",
+    "cohere",
+    "mixtral",
+    "qwen3_moe",
+    "deepseek_v3",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -26,8 +26,8 @@ OWN = """
         return GPT(GPTConfig(width=32, depth=depth, n_heads=heads, vocabulary=61, context=8))
 
     def config(size):
-        return LlamaConfig(hidden_size=size, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-                           vocab_size=61)
+        return LlamaConfig(hidden_size=size, intermediate_size=64, num_hidden_layers=1,
+                           num_attention_heads=2, vocab_size=61)
 
     def number(width):
         return width
@@ -87,8 +87,10 @@ class TestBuilt:
         assert by_heads.width == by_r.width == 64
 
     def test_a_well_known_shape_can_be_varied(self):
-        family = Family("llama-3-8b,hidden_size=64,intermediate_size=96,num_attention_heads=4,num_key_value_heads=2,"
-                        "head_dim=16,num_hidden_layers=4,vocab_size=61")  # fmt: skip
+        family = Family(
+            "llama-3-8b,hidden_size=64,intermediate_size=96,num_attention_heads=4,num_key_value_heads=2,"
+            "head_dim=16,num_hidden_layers=4,vocab_size=61"
+        )
         assert read(family(depth=1)).depth == 1
 
     def test_a_function_gets_the_dimension_under_its_own_name_beside_its_settings(self, own):

@@ -37,8 +37,16 @@ TYPES = {
     "phi3": (768, GROUPED),
     "gpt2": (256, {}),
     "gpt_neox": (768, SHALLOW),
-    "falcon": (512, SHALLOW | {"new_decoder_architecture": True, "hidden_size": 4096, "num_attention_heads": 64,
-                               "num_kv_heads": 8}),
+    "falcon": (
+        512,
+        SHALLOW
+        | {
+            "new_decoder_architecture": True,
+            "hidden_size": 4096,
+            "num_attention_heads": 64,
+            "num_kv_heads": 8,
+        },
+    ),
     "olmo2": (512, GROUPED),
     "starcoder2": (1536, SHALLOW),
     "cohere": (1024, GROUPED),
@@ -54,7 +62,7 @@ TYPES = {
     "llama4_text": (1280, SHALLOW | {"interleave_moe_layer_step": 2}),
     "ernie4_5_moe": (640, SHALLOW | {"moe_layer_end_index": 5}),
     "laguna": (512, SHALLOW),
-}  # fmt: skip
+}
 DEPTH = 3
 
 
@@ -114,8 +122,16 @@ class TestWidth:
             "num_attention_heads",
         ):
             assert getattr(small, key) * 4 == getattr(large, key), key
-        for key in ("n_routed_experts", "num_experts_per_tok", "vocab_size", "qk_nope_head_dim", "qk_rope_head_dim",
-                    "v_head_dim", "num_hidden_layers", "rope_parameters"):  # fmt: skip
+        for key in (
+            "n_routed_experts",
+            "num_experts_per_tok",
+            "vocab_size",
+            "qk_nope_head_dim",
+            "qk_rope_head_dim",
+            "v_head_dim",
+            "num_hidden_layers",
+            "rope_parameters",
+        ):
             assert getattr(small, key) == getattr(large, key), key
 
     def test_sizes_that_are_not_whole_are_multiples_of_eight(self, config_of):
@@ -234,9 +250,14 @@ class TestDepth:
     @pytest.mark.parametrize("depth", [2, 3, 4, 5])
     @pytest.mark.parametrize(
         ("kind", "key"),
-        [("gemma3_text", "layer_types"), ("smollm3", "no_rope_layers"), ("deepseek_v32", "mlp_layer_types"),
-         ("gpt_oss", "layer_types"), ("gpt_neo", "attention_layers")],
-    )  # fmt: skip
+        [
+            ("gemma3_text", "layer_types"),
+            ("smollm3", "no_rope_layers"),
+            ("deepseek_v32", "mlp_layer_types"),
+            ("gpt_oss", "layer_types"),
+            ("gpt_neo", "attention_layers"),
+        ],
+    )
     def test_every_kind_of_layer_remains(self, kind, key, depth, config_of):
         large = config_of(kind)
         layers = getattr(proxy(large, depth=depth), key)

@@ -187,8 +187,15 @@ class TestFiles:
         assert (config.hidden_size, len(config.layer_types), config.head_dim) == (128, 4, 32)
 
     def test_old_files_are_read_as_transformers_reads_them(self):
-        self.write({"model_type": "llama", "rope_theta": 5e5, "torch_dtype": "bfloat16", "num_hidden_layers": 1,
-                    "some_key_of_the_future": 3})  # fmt: skip
+        self.write(
+            {
+                "model_type": "llama",
+                "rope_theta": 5e5,
+                "torch_dtype": "bfloat16",
+                "num_hidden_layers": 1,
+                "some_key_of_the_future": 3,
+            }
+        )
         assert resolve("config.json").config.rope_parameters["rope_theta"] == 5e5
         assert resolve("config.json,rope_theta=7.0").config.rope_parameters["rope_theta"] == 7
 
