@@ -50,7 +50,7 @@ def fragments(text: str) -> list[str]:
     for paragraph in filled(text).split("\n\n"):
         if paragraph.startswith("Example: "):
             continue
-        if not paragraph.endswith("."):
+        if not paragraph.endswith((".", "?")):
             bad.append(paragraph)
         for sentence in re.split(r"(?<=\.) (?=[^a-z.])", paragraph):
             words = sentence.split()

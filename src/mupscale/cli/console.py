@@ -118,10 +118,12 @@ def with_note(text: str, note: str) -> str:
     'Optimizer steps of each run (default: 4).'
     >>> with_note("How points are chosen (default: adaptive).", "choices: adaptive, grid")
     'How points are chosen (choices: adaptive, grid; default: adaptive).'
+    >>> with_note("Keep the optimum (still), or the lowest loss (loss).", "default: still")
+    'Keep the optimum (still), or the lowest loss (loss) (default: still).'
     """
     if not note:
         return text
-    if text.endswith(")."):
-        head, _, own = text.removesuffix(").").rpartition(" (")
-        return f"{head} ({note}; {own})."
+    head, bracket, own = text.removesuffix(").").rpartition(" (default: ")
+    if bracket and text.endswith(")."):
+        return f"{head} ({note}; default: {own})."
     return f"{text.removesuffix('.')} ({note})."

@@ -156,10 +156,10 @@ def _command(name: str, shows: str) -> Callable[..., int]:
         findings = chosen.findings(scale, folder)
         return _print_findings(chosen, scale, folder, findings, as_json)
 
-    command.__doc__ = f"""Run an experiment: {shows}.
+    command.__doc__ = f"""{shows[0].upper()}{shows[1:]}{"" if shows.endswith("?") else "."}
 
-    It prints its cost first, and ends with figures, a table and what they mean for the paper's
-    claims. An interrupted experiment continues when you run the same command again.
+    The experiment prints its cost first, and ends with figures, a table and what they mean for the
+    paper's claims. If you interrupt it, run the same command again to continue.
 
     Example: mupscale paper {name} --scale cpu
 
