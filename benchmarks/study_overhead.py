@@ -10,6 +10,11 @@ Tune in its own files. Ray Tune is left out unless it is installed (pip install 
 
 The second table is the driver alone: 1,000 simulated workers, whose trials take no time. What does
 a trial cost when there are 100, 1,000 and 10,000 before it?
+
+    python benchmarks/study_overhead.py --reopen 10000
+
+measures how long a finished study of this many trials takes to open: until its first report, and
+until it is closed, with its Optuna database complete and with the database deleted.
 """
 
 import io
@@ -61,7 +66,9 @@ def optuna_alone(trials: int, folder: Path) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         study = optuna.load_study(study_name="s", storage="sqlite:///{folder}/optuna.db",
                                   sampler=optuna.samplers.RandomSampler())
-        study.optimize(lambda trial: trial.suggest_float("lr", 2**-8, 2**-4, log=True), n_trials={trials // WORKERS})
+        def objective(trial):
+            return trial.suggest_float("lr", 2**-8, 2**-4, log=True)
+        study.optimize(objective, n_trials={trials // WORKERS})
     """
     import optuna
 
@@ -149,7 +156,35 @@ def growth() -> None:
           f"{moments[-1] - moments[0]:.1f} s")  # fmt: skip
 
 
+def reopening(trials: int) -> None:
+    """Wall and CPU seconds, the latter because they do not depend on what else the machine does."""
+    with tempfile.TemporaryDirectory() as home:
+        (Path(home) / "nothing_trainer.py").write_text("def train(trial): return 1.0\n")
+        sys.path.insert(0, home)
+        study = Study.create(config(trials), Path(home) / "s")
+        for what in ("first run", "reopened, database complete", "reopened, database deleted"):
+            if what.endswith("deleted"):
+                (study.folder / "study.db").unlink()
+            moments = [(time.perf_counter(), time.process_time())]
+
+            def report(_: Snapshot, moments: list[tuple[float, float]] = moments) -> None:
+                moments.append((time.perf_counter(), time.process_time()))
+
+            study.run(engine=Simulated(1000), report=report)
+            end = (time.perf_counter(), time.process_time())
+            first, last = (
+                "{:.2f} s ({:.2f} s CPU)".format(
+                    *(b - a for a, b in zip(moments[0], at, strict=True))
+                )
+                for at in (moments[1], end)
+            )
+            print(f"{what:28s} first report after {first}, closed after {last}", flush=True)
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--reopen"]:
+        reopening(int(sys.argv[2]))
+        return
     with tempfile.TemporaryDirectory() as home:
         (Path(home) / "nothing_trainer.py").write_text(
             "def train(trial):\n    return 1.0\n", encoding="utf-8"

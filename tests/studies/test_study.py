@@ -48,7 +48,7 @@ def diverging(trial):
     return math.nan
 
 def failing(trial):
-    if not os.path.exists("mended"):
+    if not os.path.exists("repaired"):
         raise RuntimeError("a fault of its own")
     return 2.0
 
@@ -370,7 +370,7 @@ class TestFaults:
             study.run(engine=HERE)
         assert raised.value.exit_status == 1
         assert len(study.trials) == 3
-        (tmp_path / "mended").touch()
+        (tmp_path / "repaired").touch()
         assert retry_failed(study) == 3
         assert {trial.status for trial in study.run(engine=HERE).trials} == {"finished"}
         assert len((tmp_path / "s/failed.jsonl").read_text().splitlines()) == 3

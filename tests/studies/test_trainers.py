@@ -288,7 +288,7 @@ class TestBeforeAnythingRuns:
             ({"command": "a {lr}"}, {}, "is one string, which only a shell could split"),
             ({"command": ["a", "{lr}"]}, {"ranks": 0}, "ranks = 0 must be at least 1"),
             ({"command": ["a", "{lr}"]}, {"time_limit": 0}, "time_limit=0.0 must be positive"),
-            ({"command": ["a", "{lr}"]}, {"time_limit": "1h"}, "time_limit = '1h' is of type str"),
+            ({"command": ["a", "{lr}"]}, {"time_limit": "1h"}, "time_limit = '1h' has type str"),
             ({"command": ["a", "{lr}"], "environment": {"A": 1}}, {}, 'Write A = "1"'),
             ({"command": ["a", "{lr}"], "environment": {"A=": "1"}}, {}, "is invalid"),
             ({"command": ["a", "{lr}"], "environment": ["A"]}, {}, "is not a table"),

@@ -1,7 +1,7 @@
 """`python -m mupscale.engines.worker`: a process that reads jobs from its input until that ends.
 
-The first message has the settings, the second the function, and each further one a job, which it
-answers.
+The first message has the settings, the second the function. Each further message is a job, which
+the worker answers.
 """
 
 import json

@@ -317,7 +317,7 @@ def _listed(name: str, value: Any, kinds: tuple[type, ...]) -> list[Any]:
         if not isinstance(item, kinds) or isinstance(item, bool):
             wanted = " or ".join("table" if kind is Mapping else kind.__name__ for kind in kinds)
             raise OptionError(
-                f"{name}: {item!r} is of type {type(item).__name__}; expected {wanted}."
+                f"{name}: {item!r} has type {type(item).__name__}; expected {wanted}."
             )
     return items
 

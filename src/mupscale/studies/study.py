@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -151,11 +152,8 @@ class Study:
         Results of the study `reuse` are copied for trials with the same fingerprint.
         """
         say = remark or (lambda _: None)
-        known = (
-            {}
-            if reuse is None
-            else {trial.fingerprint: trial for trial in reuse.trials if trial.status in _REUSABLE}
-        )
+        others = [] if reuse is None else reuse.trials
+        known = {trial.fingerprint: trial for trial in others if trial.status in _REUSABLE}
         engine = engine or self._engine()
         about = {"study": self.config.identity()}
         with Ledger(self.folder / RECORDS, about) as book:
@@ -257,7 +255,8 @@ class _Driver:
         """Wait for the mirror, but not for long if the user is waiting for an error."""
         if self.mirror is not None:
             self.mirror.close(math.inf if kind is None else HURRY_SECONDS)
-        (self.study.folder / STATUS).unlink(missing_ok=True)
+        with suppress(OSError):
+            (self.study.folder / STATUS).unlink()
 
     def _fill(self, session: Session) -> bool:
         """Submit what can start: one trial per worker, and one more that waits for it."""
@@ -371,7 +370,8 @@ class _Driver:
             return
         self._status_due = now + _STATUS_SECONDS
         content = {"pid": os.getpid(), "running": self._running()}
-        write_whole(self.study.folder / STATUS, json.dumps(content).encode())
+        with suppress(StorageError):  # the study does not need it
+            write_whole(self.study.folder / STATUS, json.dumps(content).encode())
         self.report(self.snapshot())
 
     def _running(self) -> dict[str, float]:
