@@ -1,6 +1,7 @@
 """Transfer over a family: against textbook formulas, and on families whose truth is known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from scipy import stats
 from drills.optimum_coverage import study_coverage
 from mupscale.analysis.contrasts import CellValue, contrast, pooled_spread, seed_table
 from mupscale.analysis.estimates import Estimate
-from mupscale.analysis.families import analyse
+from mupscale.analysis.families import CellAnalysis, analyse, loss_above
 from mupscale.analysis.measurements import Measurement, Member
+from mupscale.analysis.optima import fit_optimum
 
 RATES = np.linspace(-8, -4, 9)
 MEMBERS = [Member(label=f"r = {r}", position=r) for r in (1, 4, 16)]
@@ -218,3 +220,15 @@ class TestLittleData:
         rule = analyse(runs, axis="r").transfers[0]
         assert rule.drift.value == pytest.approx(-0.15, abs=0.03)
         assert rule.drift.bounded
+
+
+@pytest.mark.parametrize("octaves", [-3.0, -2.0, -0.5, 0.5, 2.0])
+def test_a_distance_costs_the_curve_and_at_least_half_its_parabola(octaves):
+    """On its flat side a cubic turns down, where it would promise a loss below the minimum."""
+    optimum = fit_optimum([-9, -8, -7, -6, -5], [2.42, 2.20, 2.11, 2.19, 2.41])
+    assert optimum is not None
+    bent = replace(optimum, bend=(0.1, 0.04))
+    cell = CellAnalysis("mup", Member(label=""), 5, 0, (0,), None, bent, None)
+    curve, parabola = 0.1 * octaves**2 + 0.04 * octaves**3, 0.1 * octaves**2
+    assert loss_above(cell, octaves) == pytest.approx(max(curve, parabola / 2))
+    assert (loss_above(cell, octaves) > curve + 1e-9) == (octaves < -1.25)

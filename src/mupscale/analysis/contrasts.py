@@ -1,10 +1,10 @@
 """Differences between cells that share their seeds.
 
-Each cell has one value a seed: its optimum, or its loss there. Seeds are repeated in every cell, so
-a value is a cell's mean plus what the seed does everywhere plus what it does in this cell (a
-two-way table without replication; Scheffé 1959, ch. 8). A sum of cells whose weights cancel is free
-of what a seed does everywhere, and its error is estimated from all cells together: with 9 cells and
-3 seeds from 16 degrees of freedom instead of 2.
+Each cell has one value per seed: its optimum, or its loss there. Every cell has the same seeds, so
+a value is the cell's mean, plus an effect of the seed that is common to all cells, plus an effect
+of the seed in this cell (a two-way table without replication; Scheffé 1959, ch. 8). In a sum of
+cells whose weights cancel, the common effect cancels too, and all cells together estimate its
+error: 9 cells and 3 seeds give 16 degrees of freedom instead of 2.
 """
 
 import math
@@ -24,16 +24,15 @@ from mupscale.analysis.slopes import t_quantile
 Array = NDArray[np.float64]
 
 
+# A ratio of variances at which noise hardly matters.
 _CLEAR = 1e4
-"""A ratio of variances at which noise hardly matters."""
 
 
 @dataclass(frozen=True)
 class CellValue:
-    """A cell's value with its error if it stood alone, and the same for each seed where seeds can
-    tell.
+    """A cell's value with its error from this cell alone, and the value of each seed if known.
 
-    `fingerprint` is equal for cells with the very same runs: the base of two rules, say.
+    `fingerprint` is equal for cells with the same runs, such as the base of two rules.
     """
 
     value: float
@@ -41,14 +40,14 @@ class CellValue:
     degrees_of_freedom: float
     by_seed: Mapping[int, float]
     extra_error: float = 0.0
-    "A part of the error that the seeds' values do not show."
+    "The part of the error that the seeds' values do not show."
     fingerprint: Hashable = None
 
 
 @dataclass(frozen=True)
 class SeedTable:
-    """Mean squares of the values of a set of cells: of seeds, and of what a seed does in one
-    cell.
+    """Mean squares over a set of cells: of the common effects of seeds, and of their interaction
+    with cells.
     """
 
     cells: int
@@ -61,27 +60,24 @@ class SeedTable:
         return (self.cells - 1) * (self.seeds - 1)
 
     def variance(self, total: float, squares: float) -> tuple[float, float]:
-        """Of Σ w·mean over seeds, with total = Σw and squares = Σw², and its degrees of freedom."""
+        """Variance of Σ w·mean over seeds, with total = Σw and squares = Σw², and its degrees of
+        freedom.
+        """
         shared = total**2 / self.cells
-        if (
-            self.cells == 1 or self.of_seeds <= self.of_interaction
-        ):  # seeds do the same everywhere no more than by chance
+        # Without evidence of a common effect, both mean squares estimate one variance: pool them.
+        if self.cells == 1 or self.of_seeds <= self.of_interaction:
             freedom = self.cells * (self.seeds - 1)
             within = (self.of_seeds + (self.cells - 1) * self.of_interaction) / self.cells
             return squares * within / self.seeds, freedom
         parts = [(shared * self.of_seeds / self.seeds, self.seeds - 1.0)]
         if squares > shared:
-            parts.append(
-                (
-                    (squares - shared) * self.of_interaction / self.seeds,
-                    float(self.interaction_freedom),
-                )
-            )
+            own = (squares - shared) * self.of_interaction / self.seeds
+            parts.append((own, float(self.interaction_freedom)))
         return summed(parts)
 
 
 def seed_table(cells: Sequence[CellValue]) -> SeedTable | None:
-    """Of the distinct cells; None unless all have the same two seeds or more."""
+    """The table of the distinct cells; None unless all have the same two or more seeds."""
     distinct = list({_identity(k, cell): cell for k, cell in enumerate(cells)}.values())
     seeds = sorted(distinct[0].by_seed) if distinct else []
     if len(seeds) < 2 or any(sorted(cell.by_seed) != seeds for cell in distinct):
@@ -98,15 +94,14 @@ def seed_table(cells: Sequence[CellValue]) -> SeedTable | None:
 
 
 def _identity(place: int, cell: CellValue) -> Hashable:
+    """Cells with the same runs count once."""
     return ("place", place) if cell.fingerprint is None else ("fingerprint", cell.fingerprint)
 
 
 def pooled_spread(cells: Sequence[CellValue]) -> Spread | None:
-    """How far the values of a cell's seeds lie apart, told by all cells together; None where seeds
-    cannot tell.
+    """How far the values of seeds lie apart, from all cells together; None if no cell has two.
 
-    Cells that were tried with different seeds, as an adaptive search does, are taken as
-    independent.
+    Cells with different seeds, as an adaptive search leaves them, are treated as independent.
     """
     table = seed_table(cells)
     if table is not None:
@@ -125,8 +120,8 @@ def pooled_spread(cells: Sequence[CellValue]) -> Spread | None:
 def contrast(
     cells: Sequence[CellValue], weights: Sequence[float], table: SeedTable | None, confidence: float
 ) -> Estimate:
-    """Σ w·value with its interval. `table` is that of all cells of the study, of which these may be
-    some.
+    """Σ w·value with its interval. `table` is that of all cells of the study, of which these may
+    be a part.
     """
     merged: dict[Hashable, tuple[CellValue, float]] = {}
     for k, (cell, weight) in enumerate(zip(cells, weights, strict=True)):
@@ -134,7 +129,7 @@ def contrast(
         merged[_identity(k, cell)] = cell, known + weight
     pairs = [(cell, weight) for cell, weight in merged.values() if abs(weight) > 1e-12]
     value = sum(cell.value * weight for cell, weight in zip(cells, weights, strict=True))
-    if not pairs:  # the same runs on both sides
+    if not pairs:  # the same runs on both sides: the difference is exactly this
         return Estimate(value, value, value)
     alone = [((weight * cell.error) ** 2, cell.degrees_of_freedom) for cell, weight in pairs]
     if table is None:
@@ -151,65 +146,61 @@ def contrast(
 
 
 def member_noise(cells: Sequence[CellValue], table: SeedTable | None) -> tuple[float, float]:
-    """Variance by which a cell's value differs from the others' by chance, and its degrees of
+    """Variance by which a cell's value differs from the others by chance, and its degrees of
     freedom.
 
-    What a seed does everywhere moves all of them together, and is no part of it where the seeds are
-    shared.
+    With shared seeds, the common effect of a seed moves all cells together and is not part of it.
     """
     parts = [_own_noise(cell, table) for cell in cells]
     if not all(math.isfinite(variance) and freedom > 0 for variance, freedom in parts):
         return math.inf, 0.0
     total, freedom = summed([(variance / len(parts), freedom) for variance, freedom in parts])
-    # The table's share is one estimate, which all cells have in common.
+    # The table's part is one estimate that all cells share, not one for each.
     return total, freedom if table is None else min(freedom, float(table.interaction_freedom))
 
 
 def _own_noise(cell: CellValue, table: SeedTable | None) -> tuple[float, float]:
     if table is None or not table.interaction_freedom:
         return cell.error**2, cell.degrees_of_freedom
-    shared = (table.of_interaction / table.seeds, float(table.interaction_freedom))
-    return summed(
-        [
-            shared,
-            *([(cell.extra_error**2, cell.degrees_of_freedom)] if cell.extra_error > 0 else []),
-        ]
-    )
+    parts = [(table.of_interaction / table.seeds, float(table.interaction_freedom))]
+    if cell.extra_error > 0:
+        parts.append((cell.extra_error**2, cell.degrees_of_freedom))
+    return summed(parts)
 
 
 def spread_of_members(
     variance: float, members: int, noise: float, freedom: float, confidence: float = 0.95
 ) -> Estimate:
-    """The standard deviation of what is estimated (ddof 0), from that of estimates that are noisy
-    themselves.
+    """The standard deviation (ddof 0) of the true values, from that of noisy estimates of them.
 
-    The value is what was seen. At the ends of the interval, noise would show as little, or as much
-    (a noncentral χ², with Student's factor for a noise that is estimated). One that reaches 0 says
-    that noise alone may have done it.
+    The value is the observed one. The interval inverts a noncentral χ², with Student's factor since
+    the noise is estimated: at its ends, a spread as small or as large as the observed one is just
+    likely enough. If it reaches 0, noise alone may explain the spread.
 
     >>> spread_of_members(0.04, 6, noise=0.01, freedom=20)
     Estimate(value=0.2, low=0.0867..., high=0.2688..., degrees_of_freedom=20)
     """
-    seen = math.sqrt(variance)
+    observed = math.sqrt(variance)
     if members < 2:
-        return Estimate(seen, seen, seen, freedom)
+        return Estimate(observed, observed, observed, freedom)
     if not math.isfinite(noise) or freedom <= 0:
-        return Estimate(seen, 0.0, math.inf, 0)
+        return Estimate(observed, 0.0, math.inf, 0)
     unit = noise * (t_quantile(freedom, confidence, 1) / t_quantile(math.inf, confidence, 1)) ** 2
     ratio = variance * members / unit if unit > 0 else math.inf
-    if ratio > _CLEAR:  # beyond what scipy can do, and the sd is linear in the optima by then
-        return Estimate.student(seen, math.sqrt(noise / members), freedom, confidence)
-    # Optima that lie closer together than noise would have them are no proof that they are one.
+    if ratio > _CLEAR:  # scipy fails up there, where the sd is linear in the optima
+        return Estimate.student(observed, math.sqrt(noise / members), freedom, confidence)
+    # Values that happen to lie closer together than noise predicts do not show that they are equal:
+    # the upper end is computed as if they lay as far apart as noise predicts.
     ends = (ratio, (1 + confidence) / 2), (max(ratio, members - 1.0), (1 - confidence) / 2)
     low, high = (
-        math.sqrt(_noncentrality(seen_as, members - 1, tail) * unit / members)
-        for seen_as, tail in ends
+        math.sqrt(_noncentrality(sum_of_squares, members - 1, tail) * unit / members)
+        for sum_of_squares, tail in ends
     )
-    return Estimate(seen, low, high, freedom)
+    return Estimate(observed, low, high, freedom)
 
 
 def _noncentrality(sum_of_squares: float, degrees_of_freedom: int, tail: float) -> float:
-    """Of the χ² distribution that lies below this sum with this probability; 0 where none does."""
+    """The noncentrality of the χ² that lies below this sum with probability `tail`; 0 if none."""
 
     def excess(noncentrality: float) -> float:
         return float(chndtr(sum_of_squares, degrees_of_freedom, noncentrality)) - tail

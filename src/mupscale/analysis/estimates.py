@@ -1,4 +1,4 @@
-"""A number and how far it can be trusted."""
+"""A number with its confidence interval."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from mupscale.analysis.slopes import t_quantile
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its confidence interval; the ends are infinite where the data set no bound."""
+    """A value with its confidence interval; an end is infinite if the data set no bound."""
 
     value: float
     low: float
@@ -20,7 +20,7 @@ class Estimate:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def excludes(self, value: float) -> bool:
-        """Whether the interval tells the two apart.
+        """Whether a value lies outside the interval.
 
         >>> Estimate(0.2, 0.1, 0.3).excludes(0), Estimate(0.2, -0.1, 0.5).excludes(0)
         (True, False)
@@ -31,7 +31,7 @@ class Estimate:
     def student(
         value: float, standard_error: float, degrees_of_freedom: float, confidence: float = 0.95
     ) -> "Estimate":
-        """Student's interval; without bounds where there are no degrees of freedom.
+        """Student's interval; unbounded without degrees of freedom.
 
         >>> Estimate.student(0.5, 0.1, 4)
         Estimate(value=0.5, low=0.22235..., high=0.77764..., degrees_of_freedom=4)

@@ -1,23 +1,22 @@
-"""Which factor on the rate of shared key/value heads is the right one? The exponent γ of f = ((1 +
-√r)/2)^γ.
+"""The best factor on the rate of shared key/value heads: the exponent γ of f = ((1 + √r)/2)^γ.
 
-Two questions, which need not have one answer. "still": with which f does the optimum of the
-learning rate stay where it is without sharing? "loss": which f gives the lowest loss, each at its
-own optimum?
+There are two questions, which can have different answers. "still": with which f does the optimum of
+the learning rate stay where it is without sharing? "loss": which f gives the lowest loss, each at
+its own optimum? r is the number of query heads per key/value head.
 
-"still": at each r, lines in log2 f join the optima of the factors that were tried. For a candidate
-γ the distance of that curve from the optimum of the base is a sum of cells with known weights, and
-so is the sum of these over all r, each weighted by log2 of the paper's factor there. The interval
-holds every γ at which that sum cannot be told from zero, as Fieller's does, and has no end where
-the data set none.
+"still": at each r, the optima of the factors tried are connected by straight lines in log2 f. For a
+candidate γ, the distance of that curve from the base's optimum is a weighted sum of cells, and so
+is its sum over all r, each r weighted by log2 of the paper's factor there. As in Fieller's method,
+the interval contains every γ at which that sum is indistinguishable from zero. It has no end if the
+data set none.
 
-"loss": at each r a cubic goes through the losses. The interval holds every γ whose loss, summed
-over r, cannot be told from the lowest, be it the curve's or, among those tried, that of the best
-one tried. It is wider than one for the place of a minimum, which would hang on the shape of the
-curve: in records, it is flat on one side and a cliff on the other.
+"loss": at each r a cubic is fitted to the losses. The interval contains every γ whose loss, summed
+over r, is indistinguishable from the lowest, be it that of the curve or that of the best γ tried.
+It is wider than an interval for the position of a minimum, which would depend on the shape of the
+curve: in records, the curve is flat on one side and steep on the other.
 
-No curve is followed beyond the factors that were tried, so an interval that reaches them has no end
-there. `drills/exponent_coverage.py` measures how often the intervals hold.
+Curves are not extrapolated beyond the factors tried, so an interval that reaches these has no end
+there. `drills/exponent_coverage.py` measures the coverage.
 """
 
 import math
@@ -34,7 +33,8 @@ from scipy.stats import t as student
 
 from mupscale.analysis.contrasts import CellValue
 from mupscale.analysis.estimates import Estimate
-from mupscale.analysis.families import CellAnalysis, analyse
+from mupscale.analysis.families import CellAnalysis, analyse, optimum_value
+from mupscale.analysis.flags import NO_OPTIMUM
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.analysis.optima import RECORDED_SPREAD
 from mupscale.analysis.seed_blocks import SeedBlocks
@@ -46,30 +46,28 @@ Array = NDArray[np.float64]
 Question = Literal["still", "loss"]
 QUESTIONS: tuple[Question, ...] = ("still", "loss")
 
+# Candidates for γ over the swept range, and between two of them where the sum changes its sign.
 _GRID, _FINER = 121, 33
+# Factors needed at each r: two for a line to cross the base's optimum, three for a lowest loss with
+# a neighbour on each side.
 _LEAST: dict[Question, int] = {"still": 2, "loss": 3}
-"""Factors at each r: a line crosses the base's optimum, a lowest loss has a neighbour on each
-side.
-"""
-_NO_PLACE = frozenset(("few", "saddle", "edge", "flat"))
-"""Flags of an optimum that is no place yet."""
 
 
 @dataclass(frozen=True)
 class Factored:
-    """Runs at one r with one factor on the key/value rate. The base is that with the least r, where
-    the factor is 1.
+    """Runs at one r with one factor on the key/value rate. The base has the smallest r; its factor
+    is 1.
     """
 
     r: float
     log2_factor: float
-    "Over the hidden rate, relative to the base."
+    "Of the key/value rate over the hidden rate, relative to the base."
     runs: Sequence[Measurement]
 
 
 @dataclass(frozen=True)
 class FactorCell:
-    """A factor at one r: where its optimum is, and its loss there."""
+    """A factor at one r, with its optimum and the loss there."""
 
     r: float
     log2_factor: float
@@ -77,25 +75,23 @@ class FactorCell:
 
     @property
     def usable(self) -> bool:
-        return self.analysis.optimum is not None and not _NO_PLACE & set(self.analysis.flags)
+        return self.analysis.optimum is not None and not NO_OPTIMUM & set(self.analysis.flags)
 
 
 @dataclass(frozen=True)
 class Exponent:
-    """γ with its interval, which has no end where the data set none; None where no curve could be
-    drawn.
-    """
+    """γ with its interval, which has no end if the data set none; None if there is no curve."""
 
     question: Question
     gamma: Estimate | None
     by_r: Mapping[float, Estimate]
     "The same from each r alone."
     one_serves: float | None
-    "How likely data such as these are if one γ serves every r; None for one r."
+    "p-value of the hypothesis that one γ fits every r; None for one r."
     swept: tuple[float, float]
-    "The γ that every r was tried around."
+    "The range of γ that was tried at every r."
     more_seeds: int | None
-    "That should give it two ends; 0 where it has them, None where seeds alone will not do."
+    "Seeds that should bound the interval; 0 if it is bounded, None if seeds alone are not enough."
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ class Exponents:
 
 
 def log2_paper_factor(r: float, base_r: float = 1.0) -> float:
-    """log2 of (1 + √r)/2, relative to the base: what γ is counted in.
+    """log2 of (1 + √r)/2, relative to the base: the unit of γ.
 
     >>> round(2 ** log2_paper_factor(4), 6), round(2 ** log2_paper_factor(9, base_r=4), 6)
     (1.5, 1.333333)
@@ -123,13 +119,12 @@ def log2_paper_factor(r: float, base_r: float = 1.0) -> float:
 
 
 def fit_exponents(tried: Sequence[Factored], *, confidence: float = 0.95) -> Exponents:
-    """γ for both questions, from runs at the base and at one r or more above it."""
+    """γ for both questions, from runs at the base and at one or more larger r."""
     first = min((one.r for one in tried), default=math.nan)
     if len({one.r for one in tried}) < 2 or sum(one.r == first for one in tried) != 1:
         raise DimensionError(
             f"r = {sorted(one.r for one in tried)}: an exponent needs the base once, and factors "
-            "at one r or more "
-            "above it."
+            "at one or more larger r."
         )
     found = analyse(
         [run for one in tried for run in _renamed(one)], axis="r", confidence=confidence
@@ -150,7 +145,7 @@ def _name(one: Factored) -> str:
 
 
 def _renamed(one: Factored) -> list[Measurement]:
-    """Cells are told apart by their factor, whatever the rule was called."""
+    """The runs with their factor as the rule's name: cells are analysed by factor."""
     return [
         replace(run, rule=_name(one), member=Member(label=f"r = {one.r:g}", position=one.r))
         for run in one.runs
@@ -165,7 +160,7 @@ class _Curve:
     """A curve in log2 f through the cells of one r."""
 
     lever: float
-    "log2 of the paper's factor at this r: log2 f for each unit of γ."
+    "log2 of the paper's factor at this r: log2 f per unit of γ."
     offsets: Array
     "log2 f of the cells, ascending."
     cells: tuple[CellValue, ...]
@@ -177,7 +172,10 @@ class _Curve:
         return float(self.offsets[0]) / self.lever, float(self.offsets[-1]) / self.lever
 
     def height(self, gammas: Array) -> Array:
-        """What each cell weighs in the curve at each γ."""
+        """The weight of each cell in the curve at each γ.
+
+        The curve is linear in the cells' values, so these weights give its error as well.
+        """
         at, count = gammas * self.lever, len(self.cells)
         if not self.smooth:
             return np.stack([np.interp(at, self.offsets, unit) for unit in np.eye(count)], axis=1)
@@ -194,7 +192,7 @@ class _Sums:
     freedom: Array
 
     def reach(self, confidence: float) -> Array:
-        """How far from its value each may be."""
+        """Half the interval of each; infinite without degrees of freedom."""
         quantiles = [
             t_quantile(freedom, confidence, 1) if freedom > 0 else math.inf
             for freedom in self.freedom
@@ -210,7 +208,7 @@ class _Test:
 
     question: Question
     base: CellValue | None
-    "Its optimum, which others are measured from; None for losses, which are compared at one r."
+    "Its optimum, from which distances are measured; None for losses, compared within each r."
     curves: Sequence[_Curve]
     confidence: float
 
@@ -230,12 +228,15 @@ class _Test:
 
     @cached_property
     def _seeds(self) -> SeedBlocks | None:
+        # Optima differ by seed even if these few seeds happen to agree; the recorded spread counts
+        # for two degrees of freedom, as in `optima`. Losses have no such record.
         recorded = (RECORDED_SPREAD**2, 2.0) if self.question == "still" else (0.0, 0.0)
         return SeedBlocks.of(self._blocks, recorded)
 
     def at(self, gammas: Array, shares: Array | None = None) -> _Sums:
-        """Distances from the base's optimum, summed over r, every r with its share: by the lever
-        unless given.
+        """Distances from the base's optimum, summed over r with these shares (default: the levers).
+
+        Sharing by lever gives most weight to the r at which γ matters most.
         """
         shares = self.levers if shares is None else shares
         own = [
@@ -244,7 +245,7 @@ class _Test:
         return self._sums(np.hstack([*own, np.full((len(gammas), 1), -shares.sum())]))
 
     def above(self, gammas: Array, best: Sequence[float]) -> _Sums:
-        """By how much the losses of all r together lie above those at the best γ of each."""
+        """How far the losses, summed over r, lie above those at the best γ of each r."""
         there = [
             curve.height(np.array([one])) for curve, one in zip(self.curves, best, strict=True)
         ]
@@ -253,13 +254,13 @@ class _Test:
         )
 
     def lowest(self, gammas: Array) -> float:
-        """Of these γ, that with the lowest loss over all r."""
+        """The γ with the lowest loss, summed over r."""
         first = [float(gammas[0])] * len(self.curves)
         return float(gammas[int(np.argmin(self.above(gammas, first).values))])
 
     @property
     def tried(self) -> Array:
-        """Every γ that was tried at some r, as far as all were tried around it."""
+        """Every γ that was tried at some r and lies in the range of every r."""
         every = np.unique(np.concatenate([curve.offsets / curve.lever for curve in self.curves]))
         return every[(every >= self.swept[0]) & (every <= self.swept[1])]
 
@@ -271,10 +272,10 @@ class _Test:
     def _variance(self, weights: Array, cells: Sequence[CellValue]) -> tuple[Array, Array]:
         squares = np.square(weights)
         alone = np.array([cell.degrees_of_freedom for cell in cells])
-        if self._seeds is None:  # seeds that differ from cell to cell: every cell stands alone
-            parts = squares * [cell.error**2 for cell in cells]
-        else:
-            parts = squares * [cell.extra_error**2 for cell in cells]
+        # If seeds differ from cell to cell, every cell has its own error; if they are shared, the
+        # blocks give it, except for the part that the seeds' values do not show.
+        own = "error" if self._seeds is None else "extra_error"
+        parts = squares * [getattr(cell, own) ** 2 for cell in cells]
         shared, freedom = (0.0, 1.0) if self._seeds is None else self._seeds.variance(weights)
         total = parts.sum(axis=1) + shared
         if not np.isfinite(total).all():
@@ -315,7 +316,7 @@ def _answer(
 def _curves(
     question: Question, base_r: float, cells: Sequence[FactorCell]
 ) -> dict[float, _Curve] | None:
-    """One for each r; None where one of them has too few cells with an optimum."""
+    """One for each r; None if one of them has too few cells with an optimum."""
     curves: dict[float, _Curve] = {}
     for r in sorted({cell.r for cell in cells}):
         block = [cell for cell in cells if cell.r == r and cell.usable]  # by factor, ascending
@@ -333,9 +334,7 @@ def _located(cell: FactorCell, question: Question) -> CellValue:
     one = cell.analysis.optimum
     assert one is not None
     if question == "still":
-        return CellValue(
-            one.value, one.error, one.degrees_of_freedom, one.seed_optima, one.bend_error
-        )
+        return optimum_value(one)
     return CellValue(one.loss, math.inf, 0, one.seed_losses)
 
 
@@ -347,7 +346,7 @@ def _solved(test: _Test) -> Estimate:
 
 
 def _lowest(test: _Test) -> Estimate:
-    """The γ with the lowest loss, and all that cannot be told from it."""
+    """The γ with the lowest loss, and all that are indistinguishable from it."""
     fine = np.linspace(*test.swept, 10 * _GRID)
     kept = np.concatenate([_not_above(test, gammas) for gammas in (fine, test.tried)])
     low = -math.inf if kept.min() <= test.swept[0] else float(kept.min())
@@ -357,17 +356,17 @@ def _lowest(test: _Test) -> Estimate:
 
 
 def _not_above(test: _Test, gammas: Array) -> Array:
-    """Those whose loss cannot be told from the lowest of them."""
+    """Those whose loss is indistinguishable from the lowest of them."""
     above = test.above(gammas, [test.lowest(gammas)] * len(test.curves))
     return gammas[above.values <= above.reach(test.confidence)]
 
 
 def _still(test: _Test) -> Estimate:
-    """The γ at which the optimum is that of the base, and all at which it might be."""
+    """The γ at which the optimum is that of the base, and all γ at which it might be."""
     grid = _with_crossings(test, np.linspace(*test.swept, _GRID))
     sums = test.at(grid)
     excess = np.abs(sums.values) - sums.reach(test.confidence)
-    if not (excess <= 0).any():  # not one γ that was swept will do
+    if not (excess <= 0).any():  # no γ in the swept range fits
         return _beyond(grid, sums.values)
     root = _root(grid, sums.values)
     value = float(grid[int(np.argmin(excess))]) if root is None else root
@@ -375,8 +374,8 @@ def _still(test: _Test) -> Estimate:
 
 
 def _hull(grid: Array, excess: Array, value: float, freedom: float) -> Estimate:
-    """From the first to the last γ that is not ruled out; without an end where that is the end of
-    the grid.
+    """From the first to the last γ that is not excluded; an end of the grid is not an end of the
+    interval.
     """
     inside = np.flatnonzero(excess <= 0)
     low = -math.inf if inside[0] == 0 else _between(grid, excess, int(inside[0]) - 1)
@@ -385,7 +384,7 @@ def _hull(grid: Array, excess: Array, value: float, freedom: float) -> Estimate:
 
 
 def _with_crossings(test: _Test, grid: Array) -> Array:
-    """An interval may be narrower than the grid: where the sum is zero, it is made finer."""
+    """The grid, finer where the sum crosses zero: an interval may be narrower than a grid step."""
     values = test.at(grid).values
     crossings = np.flatnonzero(np.sign(values[:-1]) * np.sign(values[1:]) < 0)
     finer = [np.linspace(grid[place], grid[place + 1], _FINER)[1:-1] for place in crossings]
@@ -396,15 +395,15 @@ def _with_crossings(test: _Test, grid: Array) -> Array:
 def _between(grid: Array, heights: Array, place: int) -> float:
     """Where a line through two neighbours is zero."""
     (here, there), (low, high) = heights[place : place + 2], grid[place : place + 2]
-    return (
-        float(low + (high - low) * here / (here - there))
-        if math.isfinite(here - there)
-        else float(low)
-    )
+    if not math.isfinite(here - there):
+        return float(low)
+    return float(low + (high - low) * here / (here - there))
 
 
 def _root(grid: Array, values: Array) -> float | None:
-    """Where the sum is zero; an optimum should fall as the factor grows."""
+    """Where the sum is zero. A larger factor should lower the optimum, so a falling crossing is
+    preferred to one that noise makes.
+    """
     crossings = np.flatnonzero(np.sign(values[:-1]) != np.sign(values[1:]))
     falling = [int(k) for k in crossings if values[k] > values[k + 1]]
     chosen = falling or [int(k) for k in crossings]
@@ -412,7 +411,7 @@ def _root(grid: Array, values: Array) -> float | None:
 
 
 def _beyond(grid: Array, values: Array) -> Estimate:
-    """Where not one γ that was swept will do: on which side it lies, if that can be told."""
+    """If no γ in the swept range fits: the side on which it lies, or no bounds at all."""
     first, last, nearest = float(grid[0]), float(grid[-1]), int(np.argmin(np.abs(values)))
     if 0 < nearest < len(grid) - 1:
         return Estimate(float(grid[nearest]), -math.inf, math.inf, 0)
@@ -424,10 +423,10 @@ def _agreement(test: _Test) -> float:
 
 
 def _one_loss(test: _Test) -> float:
-    """The p-value of one γ for every r: what each r gives up at the best common γ, against what
-    noise would.
+    """The p-value of one γ for every r: the loss that each r gives up at the best common γ, against
+    noise.
 
-    Two-sided, since the lowest of several losses lies below its true value.
+    Two-sided, since the lowest of several noisy losses lies below its true value.
     """
     own = [one.lowest(one.tried) for one in map(test.alone, test.curves)]
     common = test.above(np.array([test.lowest(test.tried)]), own)
@@ -440,10 +439,10 @@ def _one_loss(test: _Test) -> float:
 
 
 def _one_place(test: _Test) -> float:
-    """The same for optima: the least sum of squares that any γ leaves, against what noise would.
+    """The same for optima: the smallest sum of squares over γ (Hotelling's T²), against noise.
 
-    It has one degree of freedom less than there are r, and less than that where the data hardly
-    bound γ, so that the test errs to the side of one γ.
+    γ is fitted, so there is one degree of freedom fewer than there are r. If the data hardly bound
+    γ, there are fewer still, and the test then errs on the side of one γ.
     """
     grid = _with_crossings(test, np.linspace(*test.swept, _GRID))
     count, units = len(test.curves), np.eye(len(test.curves))
@@ -451,6 +450,7 @@ def _one_place(test: _Test) -> float:
     noise = [np.square(one.errors) for one in own]
     if not np.isfinite(noise).all():
         return 1.0
+    # Covariances from variances of sums: 2·cov(a, b) = var(a + b) − var(a) − var(b).
     covariance = np.zeros((len(grid), count, count))
     for i in range(count):
         covariance[:, i, i] = noise[i]
@@ -467,8 +467,8 @@ def _one_place(test: _Test) -> float:
 
 
 def _more_seeds(test: _Test, gamma: Estimate, seeds: int) -> int | None:
-    """So many that both ends of what was swept are ruled out with a chance of 80 %, if the present
-    sums are true.
+    """Seeds with which both ends of the swept range are excluded with a probability of 80 %, if the
+    present sums are true.
     """
     if gamma.bounded:
         return 0
@@ -482,8 +482,8 @@ def _more_seeds(test: _Test, gamma: Estimate, seeds: int) -> int | None:
 
 
 def _ends(test: _Test, value: float) -> _Sums | None:
-    """What would have to be told from zero at both ends of what was swept; None if the answer lies
-    at one of them.
+    """The sums at both ends of the swept range, which must become significant; None if the answer
+    lies at an end.
     """
     ends = np.array(test.swept)
     if test.question == "loss":

@@ -1,4 +1,8 @@
-"""How well an optimum holds over a family of models, rule by rule: the heart of transfer."""
+"""How far the optimum moves over a family of models under each rule: the core of transfer.
+
+All differences are contrasts between cells that share their seeds (`contrasts`). A cell whose value
+is only its best trial (`flags.NO_OPTIMUM`) enters none of them.
+"""
 
 import itertools
 import math
@@ -17,6 +21,7 @@ from mupscale.analysis.contrasts import (
     spread_of_members,
 )
 from mupscale.analysis.estimates import Estimate
+from mupscale.analysis.flags import NO_OPTIMUM
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.analysis.optima import Optimum, Spread, fit_optimum
 from mupscale.analysis.surfaces import Surface, fit_surface
@@ -31,31 +36,29 @@ class CellAnalysis:
     rule: str
     member: Member
     runs: int
-    "That ended, the diverged ones included."
+    "Finished runs, the diverged ones included."
     diverged: int
     seeds: tuple[int, ...]
     lowest: Measurement | None
     "The run with the lowest loss."
     optimum: Optimum | None
-    "Of the rate, where nothing else is searched."
+    "Of the rate, if nothing else is searched."
     surface: Surface | None
-    "Where two parameters are searched."
+    "If two parameters are searched."
     fingerprint: Hashable = None
-    "Equal for cells with the very same runs."
+    "Equal for cells with the same runs."
 
     @property
     def found(self) -> Mapping[str, Estimate]:
-        """The optimum of each searched parameter, in log2, with its interval; empty where no run
-        ended.
+        """The optimum of each searched parameter, in log2, with its interval; empty if every run
+        diverged.
         """
         if self.surface is not None:
             return self.surface.found
         one = self.optimum
-        return (
-            {}
-            if one is None
-            else {"lr": Estimate(one.value, one.low, one.high, one.degrees_of_freedom)}
-        )
+        if one is None:
+            return {}
+        return {"lr": Estimate(one.value, one.low, one.high, one.degrees_of_freedom)}
 
     @property
     def loss(self) -> float | None:
@@ -71,7 +74,7 @@ class CellAnalysis:
 
 @dataclass(frozen=True)
 class Regret:
-    """What is given up, in nats, if a member is trained at the optimum of the proxy instead of its
+    """The loss, in nats, that a member gives up when trained at the proxy's optimum instead of its
     own.
     """
 
@@ -84,7 +87,7 @@ class Regret:
 
 @dataclass(frozen=True)
 class RuleTransfer:
-    """How still the optimum of the rate stands over the family, under one rule."""
+    """How far the optimum of the rate moves over the family, under one rule."""
 
     rule: str
     members: tuple[Member, ...]
@@ -92,27 +95,27 @@ class RuleTransfer:
     mean: Estimate | None
     "Over members, log2 of the rate."
     sd: Estimate | None
-    """Over members, ddof 0, in octaves: as seen, and the interval of what it is without the noise
-    of the optima.
+    """Over members, ddof 0, in octaves: as observed, with an interval for its value without the
+    noise of the optima.
     """
     variance: float | None
     "Over members, ddof 0, in squared octaves."
     noise_variance: float | None
-    "The variance that noise alone would give, if all members had the same optimum."
+    "The variance expected from noise alone, if all members had the same optimum."
     drift: Estimate | None
-    "Octaves for each doubling of the family's axis."
+    "Octaves per doubling of the family's axis."
     regrets: tuple[Regret, ...]
-    "From the proxy, the member with the least position, to each of the others."
+    "From the proxy, the member with the smallest position, to each of the others."
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two rules on the same seeds: `first` minus `second`. `better` names one only where the
-    interval tells.
+    """Two rules on the same seeds: `first` minus `second`. `better` is None if the interval
+    contains zero.
     """
 
     quantity: str
-    'As "loss at the optimum", "loss at the proxy\'s optimum", "drift".'
+    'Such as "loss at the optimum", "loss at the proxy\'s optimum", "drift".'
     unit: str
     first: str
     second: str
@@ -169,7 +172,7 @@ class StudyAnalysis:
 def analyse(
     runs: Sequence[Measurement], *, axis: str | None = None, confidence: float = 0.95
 ) -> StudyAnalysis:
-    """What the runs of a study say, in the order in which rules and members first appear."""
+    """Analyse the runs of a study, in the order in which rules and members first appear."""
     parameters = tuple(dict.fromkeys(name for run in runs for name in run.params))
     grouped: dict[tuple[str, Member], list[Measurement]] = {}
     for run in runs:
@@ -180,8 +183,10 @@ def analyse(
     rules = tuple(dict.fromkeys(cell.rule for cell in cells))
     transfers = tuple(_transfer(rule, cells, rates, table, confidence) for rule in rules)
     comparisons = _comparisons(transfers, cells, rates, table, confidence)
-    variances = {"fitted": _variances(rules, cells, grouped, fitted=True),
-                 "lowest": _variances(rules, cells, grouped, fitted=False)}  # fmt: skip
+    variances = {
+        "fitted": _variances(rules, cells, grouped, fitted=True),
+        "lowest": _variances(rules, cells, grouped, fitted=False),
+    }
     return StudyAnalysis(
         axis, parameters, tuple(cells), transfers, comparisons, variances, confidence
     )
@@ -195,7 +200,11 @@ def _cells(
     parameters: Sequence[str],
     confidence: float,
 ) -> list[CellAnalysis]:
-    """Each fitted by itself, and once more with what all of them say of their seeds."""
+    """Each cell fitted by itself, and once more with the spread of seeds that all cells show.
+
+    A cell of three seeds estimates that spread with two degrees of freedom; nine cells, with many
+    more.
+    """
     alone = [_cell(key, runs, parameters, confidence, None) for key, runs in grouped.items()]
     spread = pooled_spread([one for one in map(_rate, alone) if one is not None])
     if spread is None:
@@ -233,40 +242,30 @@ def _cell(
     )
 
 
-_UNUSABLE = frozenset(("few", "saddle", "edge", "flat"))
-"""Flags of an optimum that is no place yet: others are not compared with it."""
+def optimum_value(one: Optimum, fingerprint: Hashable = None) -> CellValue:
+    """Where an optimum is, for differences between cells."""
+    return CellValue(
+        one.value, one.error, one.degrees_of_freedom, one.seed_optima, one.bend_error, fingerprint
+    )
 
 
 def _rate(cell: CellAnalysis) -> CellValue | None:
-    """Where the cell's rate is, for differences between cells."""
-    if _UNUSABLE & set(cell.flags):
+    """Where the cell's optimal rate is; None if it has no optimum."""
+    if NO_OPTIMUM & set(cell.flags):
         return None
     if cell.optimum is not None:
-        one = cell.optimum
-        return CellValue(
-            one.value,
-            one.error,
-            one.degrees_of_freedom,
-            one.seed_optima,
-            one.bend_error,
-            cell.fingerprint,
-        )
+        return optimum_value(cell.optimum, cell.fingerprint)
     if cell.surface is not None:
-        found = cell.surface.found["lr"]
+        found, error = cell.surface.found["lr"], cell.surface.errors["lr"]
         return CellValue(
-            found.value,
-            cell.surface.errors["lr"],
-            found.degrees_of_freedom,
-            {},
-            0.0,
-            cell.fingerprint,
+            found.value, error, found.degrees_of_freedom, {}, fingerprint=cell.fingerprint
         )
     return None
 
 
 def _loss(cell: CellAnalysis) -> CellValue | None:
-    """The cell's loss at its optimum. One seed says nothing of its error."""
-    if cell.loss is None or _UNUSABLE & set(cell.flags):
+    """The cell's loss at its optimum. A single seed does not show its error."""
+    if cell.loss is None or NO_OPTIMUM & set(cell.flags):
         return None
     by_seed = {} if cell.optimum is None else cell.optimum.seed_losses
     return CellValue(cell.loss, math.inf, 0, by_seed, 0.0, cell.fingerprint)
@@ -307,7 +306,8 @@ def _transfer(
 
 
 def drift_weights(members: Sequence[Member]) -> list[float] | None:
-    """Weights that give the slope over log2 of the positions; None without two of them.
+    """Weights that give the least-squares slope over log2 of the positions; None without two
+    positions.
 
     >>> drift_weights([Member(label="a", position=1), Member(label="b", position=4)])
     [-0.5, 0.5]
@@ -318,7 +318,7 @@ def drift_weights(members: Sequence[Member]) -> list[float] | None:
         return None
     places = np.log2([member.position or 1.0 for member in members])
     centred = places - places.mean()
-    return [float(one) for one in centred / (centred @ centred)]
+    return [float(weight) for weight in centred / (centred @ centred)]
 
 
 def _drift(
@@ -332,7 +332,7 @@ def _drift(
 
 
 def _proxy(members: Sequence[Member]) -> int:
-    """The least on the axis; the first where there is none."""
+    """The smallest on the axis, or the first if there is no axis."""
     if any(member.position is None for member in members):
         return 0
     return min(range(len(members)), key=lambda place: members[place].position or 0.0)
@@ -352,23 +352,26 @@ def _regrets(
 
 
 def _regret(cell: CellAnalysis, octaves: Estimate) -> Estimate:
-    """What the distance costs on the cell's fitted curve, at its ends and between them."""
-    cost = [_cost(cell, distance) for distance in (octaves.value, octaves.low, octaves.high)]
+    """The cost of the distance on the cell's fitted curve, with the interval of the distance."""
+    cost = [loss_above(cell, distance) for distance in (octaves.value, octaves.low, octaves.high)]
+    # A distance of 0 costs nothing; it is the lowest cost if the interval contains it.
     low = 0.0 if octaves.low <= 0 <= octaves.high else min(cost[1:])
     return Estimate(cost[0], min(low, cost[0]), max(cost), octaves.degrees_of_freedom)
 
 
-def _cost(cell: CellAnalysis, octaves: float) -> float:
-    """Loss above the minimum so many octaves away, the other parameter where the valley has it."""
+def loss_above(cell: CellAnalysis, octaves: float) -> float:
+    """Loss above the minimum at this distance, with the other parameter at its best there."""
     if not math.isfinite(octaves):
         return math.inf
     if cell.optimum is not None:
-        # Where a cubic turns down again it says nothing: the parabola does.
+        # A cubic turns down again on its flat side, where it would promise a gain. So at least half
+        # the parabola is charged. A curve with the recorded asymmetry of 0.2 per octave lies above
+        # that within the fitted two octaves (1 − 0.2·2 = 0.6): it only matters further out.
         square = cell.optimum.bend[0] * octaves**2
-        return max(
-            cell.optimum.loss_at(cell.optimum.value + octaves) - cell.optimum.loss, square / 2
-        )
+        curve = cell.optimum.loss_at(cell.optimum.value + octaves) - cell.optimum.loss
+        return max(curve, square / 2)
     assert cell.surface is not None
+    # The Schur complement: the curvature along the valley, where the other parameter follows.
     (uu, uv), (_, vv) = cell.surface.hessian
     return (uu - uv * uv / vv) / 2 * octaves**2
 
@@ -391,6 +394,7 @@ def _comparisons(
         count = len(places[0])
         if not count:
             continue
+        # Only models that both rules have: with different models, the models would be compared.
         weights = [1 / count] * count + [-1 / count] * count
         both = [losses[place] for place in (*places[0], *places[1])]
         own = contrast([one for one in both if one is not None], weights, loss_table, confidence)
@@ -411,7 +415,7 @@ def _places(
     first: RuleTransfer,
     second: RuleTransfer,
 ) -> list[int]:
-    """The rule's cells on members that both have."""
+    """The rule's cells on members that both rules have."""
     common = set(first.members) & set(second.members)
     return [
         k
@@ -423,7 +427,7 @@ def _places(
 def _compared(
     quantity: str, unit: str, first: RuleTransfer, second: RuleTransfer, difference: Estimate
 ) -> Comparison:
-    """Less is better in each of them."""
+    """Less is better in every quantity."""
     better = None
     if difference.excludes(0):
         better = first.rule if difference.value < 0 else second.rule
@@ -433,8 +437,11 @@ def _compared(
 def _given_up(
     own: Estimate, first: RuleTransfer, second: RuleTransfer, confidence: float
 ) -> Estimate:
-    """The losses at the optimum, with what each rule gives up by the proxy's added, averaged over
-    the members.
+    """The difference of losses at the optimum, plus what each rule gives up at the proxy's optimum,
+    averaged over the members.
+
+    Regrets are skewed, so the interval has two different sides: half-widths add up in squares, the
+    lower side of one rule with the upper side of the other.
     """
     count = len(first.members)
     value = own.value + (_total_regret(first) - _total_regret(second)) / count
@@ -455,7 +462,7 @@ def _total_regret(rule: RuleTransfer) -> float:
 
 
 def _reach(rule: RuleTransfer, side: int) -> list[float]:
-    """How far the regrets' intervals reach down, or up."""
+    """How far the regrets' intervals reach down (-1) or up (1)."""
     return [
         one.loss.value - one.loss.low if side < 0 else one.loss.high - one.loss.value
         for one in rule.regrets
@@ -471,7 +478,7 @@ def _drifts(
     table: SeedTable | None,
     confidence: float,
 ) -> Estimate | None:
-    """How much further one drifts than the other, whichever way each goes."""
+    """How much further one rule drifts than the other, whichever direction each has."""
     weights: list[float] = []
     located: list[CellValue] = []
     for sign, rule, own in zip((1, -1), (first, second), places, strict=True):
@@ -512,8 +519,8 @@ def _variances(
 def _logs(
     cell: CellAnalysis, grouped: Mapping[tuple[str, Member], Sequence[Measurement]], *, fitted: bool
 ) -> dict[str, float]:
-    """log2 of what was searched, of τ where decay was, and the loss."""
-    if cell.lowest is None or cell.loss is None or (fitted and _UNUSABLE & set(cell.flags)):
+    """log2 of the searched parameters, of τ if decay was searched, and the loss."""
+    if cell.lowest is None or cell.loss is None or (fitted and NO_OPTIMUM & set(cell.flags)):
         return {}
     if fitted:
         logs, loss = {name: one.value for name, one in cell.found.items()}, cell.loss

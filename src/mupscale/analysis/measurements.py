@@ -1,4 +1,4 @@
-"""What crosses from runs to analysis: one plain row a run."""
+"""The input of the analysis: one plain row per run."""
 
 import math
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A model of a family over which an optimum should hold still.
+    """A model of a family over which an optimum should not move.
 
-    `position` is where it stands on the family's axis: its r, its width, its number of parameters;
-    None where nothing is varied.
+    `position` is its place on the family's axis: r, width, or number of parameters; None if nothing
+    is varied.
     """
 
     label: str
@@ -19,9 +19,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One run that came to its end; `loss` is None if it diverged. `params` holds what was
-    searched.
-    """
+    """One finished run; `loss` is None if it diverged. `params` are the searched parameters."""
 
     rule: str
     member: Member
@@ -31,10 +29,5 @@ class Measurement:
     steps: int | None = None
 
     def log2(self, name: str) -> float:
-        """Of a searched parameter.
-
-        >>> run = Measurement(rule="mup", member=Member(label=""), seed=1, params={"lr": 0.25}, loss=2.0)
-        >>> run.log2("lr")
-        -2.0
-        """
+        """log2 of a searched parameter."""
         return math.log2(self.params[name])

@@ -1,17 +1,17 @@
 """Where a curve of losses has its minimum, with an interval for it.
 
-Losses near the optimum are a cubic in log2 of the rate plus a level for each seed, fitted by least
-squares to the points around the minimum. A parabola alone will not do: recorded curves lean to one
-side, and with ten seeds its interval held the optimum in 15 to 32 % of cases. Where the rates are
-too few to tell how much a curve leans, the records of `gqa-dense` say how much to allow for
-(`ASYMMETRY`); where seeds are few, they say how far optima of seeds lie apart (`RECORDED_SPREAD`).
-With rates and seeds enough, neither matters.
+Near the optimum, losses are fitted by least squares as a cubic in log2 of the rate plus a level for
+each seed. A parabola is not enough: measured curves are asymmetric, and with ten seeds the interval
+of a parabola covered the optimum in only 15 to 32 % of cases. If there are too few rates to measure
+the asymmetry, its size comes from earlier studies (`ASYMMETRY`, from gqa-dense); if there are few
+seeds, so does the distance between the optima of seeds (`RECORDED_SPREAD`). With enough rates and
+seeds, neither matters.
 
-The interval is Fieller's: all x around the optimum at which the slope cannot be told from zero,
-|f'(x)| ≤ t·se(f'(x)). It is exact for normal noise whatever the design, where the delta method is
-not; if the curvature cannot be told from zero it has no end, and the optimum is `flat`. The error
-of the slope has two parts: how far the seeds' own slopes lie apart, and what the common bend adds.
-`drills/optimum_coverage.py` measures how often it holds.
+The interval is Fieller's: all x around the optimum at which the slope is indistinguishable from
+zero, |f'(x)| ≤ t·se(f'(x)). It is exact for normal noise and any design, which the delta method is
+not. If the curvature is indistinguishable from zero it has no end, and the optimum is `flat`. The
+error of the slope has two parts: how far the slopes of the seeds lie apart, and how well the common
+bend is known. `drills/optimum_coverage.py` measures the coverage.
 """
 
 import math
@@ -28,38 +28,36 @@ Array = NDArray[np.float64]
 Groups = NDArray[np.int64]
 
 REACH = 2.0
-"""Points this many powers of two to either side of the lowest loss are fitted."""
+"""Points within this many octaves (factors of two) of the lowest loss are fitted. Further away, a
+cubic does not describe the losses.
+"""
 
 ASYMMETRY = 0.2
-"""How much curves lean: the cubic term over the square one, per octave, as in the cells of
+"""Cubic over square coefficient, per octave, as measured in the cells of gqa-dense."""
+
+RECORDED_SPREAD = 0.1
+"""Standard deviation of the optima of seeds, in octaves, beyond their own noise. From the cells of
 gqa-dense.
 """
 
-RECORDED_SPREAD = 0.1
-"""Octaves by which optima of seeds differ, as a standard deviation, beyond their own noise. Cells
-of gqa-dense.
-"""
-
+# From 0.75 octaves on, a run that rises 15 times as steeply as the median run has exploded. Nearer,
+# noise alone makes a large ratio; curves with the recorded asymmetry differ by a factor of two.
 _FAR, _EXPLODED = 0.75, 15.0
-"""From so many octaves on, a run that rises so many times as steeply as the median run has
-exploded.
-"""
 
+# The recorded spread counts as much as three more seeds would: enough to keep two seeds that happen
+# to agree from giving a tiny interval, little enough that ten seeds outweigh it.
 _RECORDED_FREEDOM = 2.0
-"""How much the recorded spread counts beside that of the seeds at hand: as much as three seeds
-more.
-"""
 
+# A cubic with a level has four coefficients; the prior on the asymmetry is the point more that
+# leaves a degree of freedom for the noise.
 _LEAST_POINTS = 4
+# With fewer degrees of freedom, a noise estimate is rougher than the biased one of a parabola.
 _ENOUGH_FREEDOM = 4
-"""Degrees of freedom with which a noise is worth something."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How far the optima of seeds lie apart, their noise included, where several cells tell it
-    together.
-    """
+    """How far the optima of seeds lie apart, noise included, estimated from several cells."""
 
     variance: float
     "In squared octaves."
@@ -68,15 +66,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class Optimum:
-    """The minimum of a fitted curve, in log2 units; `low` and `high` are infinite where the data
-    set no bound.
+    """The minimum of a fitted curve, in log2 units; `low` and `high` are infinite if the data set
+    no bound.
 
-    `within` is half the interval for these seeds alone: how far more rates could still move it. The
-    interval itself is for any seed, and counts how far the optima of seeds lie apart.
+    `within` is half the interval for these seeds only: how far more rates could still move it. The
+    interval itself is for any seed, and includes how far the optima of seeds lie apart.
 
-    Flags: "edge" (the lowest points lie at an end of what was tried), "flat" (curvature not told
-    from zero), "seeds" (too few for how far they differ), "diverged" (points beyond one side of the
-    optimum did not end, or exploded), "few" (too few points for an interval).
+    Flags: "edge" (the lowest points lie at an end of the range), "flat" (curvature
+    indistinguishable from zero), "seeds" (too few for how far they differ), "diverged" (points
+    beyond one side of the optimum diverged or exploded), "few" (too few points for an interval).
     """
 
     value: float
@@ -91,26 +89,26 @@ class Optimum:
     flags: tuple[str, ...]
     within: float = math.inf
     within_freedom: float = 0
-    "Degrees of freedom of the noise around the curve, on which that rests."
+    "Degrees of freedom of the noise around the curve, for `within`."
     range: tuple[float, float] = (math.nan, math.nan)
-    "Of the points that were fitted."
+    "Of the fitted points."
     bend: tuple[float, ...] = ()
     "The curve above its minimum: coefficients of (x − value)², (x − value)³."
     error: float = math.inf
     "Standard error of the value, for any seed, in octaves."
     bend_error: float = 0.0
-    "That part of it which no seed's own optimum shows: how well the common bend is known."
+    "The part of `error` that no seed's own optimum shows: how well the common bend is known."
     seed_optima: Mapping[int, float] = field(default_factory=dict[int, float])
-    "Of each seed, with the common bend; only where every seed has three rates."
+    "The optimum of each seed with the common bend; empty unless every seed has three rates."
     seed_losses: Mapping[int, float] = field(default_factory=dict[int, float])
-    "Of each seed, at the common optimum."
+    "The loss of each seed at the common optimum."
 
     @property
     def half_width(self) -> float:
         return max(self.high - self.value, self.value - self.low)
 
     def loss_at(self, x: float) -> float:
-        """Of the fitted curve, which is worth something near the optimum only.
+        """The fitted curve, which is only valid near the optimum.
 
         >>> optimum = fit_optimum([-9, -8, -7, -6, -5], [2.42, 2.20, 2.11, 2.19, 2.41])
         >>> round(optimum.loss_at(-6), 2)
@@ -124,7 +122,7 @@ class Optimum:
 
 @dataclass(frozen=True)
 class _Data:
-    """Points to be fitted: log2 rates, losses, and the number of each point's seed."""
+    """Points to fit: log2 rates, losses, and the index of each point's seed."""
 
     xs: Array
     ys: Array
@@ -150,18 +148,19 @@ class _CurveFit:
     noise: float
     degrees_of_freedom: float
     levels: Array
-    "Of each seed at the centre, by its number; NaN for one without points."
+    "Of each seed at the centre, by its index; NaN for one without points."
     residuals: Array
     pull: float
-    "What draws the cubic term to 0."
+    "Weight of the prior that draws the cubic coefficient to 0."
 
     def derivative(self, x: float, order: int = 1) -> float:
         polynomial = np.polynomial.Polynomial(np.concatenate([[0.0], self.coefficients]))
         return float(polynomial.deriv(order)(x - self.centre))
 
     def slope_variance(self, x: float) -> float:
-        """Of the slope, for noise of variance 1."""
-        row = _slope_row(x - self.centre, len(self.coefficients))
+        """Variance of the slope, for noise of variance 1."""
+        powers = np.arange(1, len(self.coefficients) + 1)
+        row = powers * (x - self.centre) ** (powers - 1)
         return float(row @ self.covariance @ row)
 
     @property
@@ -172,8 +171,8 @@ class _CurveFit:
         inside = 4 * square * square - 4 * cubic * linear
         if square <= 0 or inside <= 0:
             return None
-        # The root at which the second derivative, √inside, is positive; written so that cubic = 0
-        # is no special case.
+        # Of the two roots of the slope, the one with a positive second derivative, √inside. In this
+        # form it stays exact as the cubic term goes to 0, where the usual formula is 0/0.
         return self.centre - 2 * linear / (2 * square + math.sqrt(inside))
 
 
@@ -187,24 +186,27 @@ def fit_optimum(
     asymmetry: float = ASYMMETRY,
     spread: Spread | None = None,
 ) -> Optimum | None:
-    """The optimum of losses at x = log2 of a rate; None stands for a run that diverged. None if no
-    run ended.
+    """The optimum of losses at x = log2 of a rate; None as a loss is a diverged run. Returns None
+    if every run diverged.
 
-    `asymmetry` is how much the curve is expected to lean; 0 fits a parabola. `spread` is what other
-    cells of the study say of its seeds.
+    `asymmetry` is the expected size of the cubic term; 0 fits a parabola. `spread` is how far seeds
+    lie apart in the other cells of the study.
 
     >>> optimum = fit_optimum([-9, -8, -7, -6, -5], [2.42, 2.20, 2.11, 2.19, 2.41], asymmetry=0)
     >>> round(optimum.value, 2), round(optimum.low, 2), round(optimum.high, 2), optimum.flags
     (-6.96, -7.23, -6.79, ())
     """
-    data, bad, names = _points(x, losses, seeds)
-    if len(data.xs) == 0:
+    xs, ys, groups, ended, names = checked_points(x, losses, seeds)
+    data, bad = _Data(xs[ended], ys, groups[ended]), xs[~ended]
+    if len(ys) == 0:
         return None
     exploded = _exploded(data)
     data, bad = data.where(~exploded), np.concatenate([bad, data.xs[exploded]])
     near = _around(data.xs, _lowest(data), reach)
     fit = _bent(data.where(near), asymmetry)
-    for _ in range(3):  # the window follows the vertex, which the window decides
+    # The window is centred on the vertex, which depends on the window. Rounds are limited, since
+    # they can alternate between two windows.
+    for _ in range(3):
         if fit is None or fit.vertex is None:
             break
         moved = _around(data.xs, _kept_near(fit.vertex, data.xs), reach)
@@ -216,38 +218,36 @@ def fit_optimum(
     return _optimum(fit, data, near, bad, names, confidence, spread)
 
 
-def _points(
-    x: Sequence[float], losses: Sequence[float | None], seeds: Sequence[int] | None
-) -> tuple[_Data, Array, list[int]]:
-    """Runs that ended, where others diverged, and the names of the seeds."""
-    if len(x) != len(losses) or (seeds is not None and len(seeds) != len(x)):
+def checked_points(
+    points: Sequence[float] | Sequence[tuple[float, float]],
+    losses: Sequence[float | None],
+    seeds: Sequence[int] | None,
+) -> tuple[Array, Array, Groups, NDArray[np.bool_], list[int]]:
+    """Points, the losses that are finite, the index of each point's seed, which points have a
+    finite loss, and the seeds by index.
+    """
+    if len(points) != len(losses) or (seeds is not None and len(seeds) != len(points)):
         raise DimensionError(
-            f"{len(x)} points have {len(losses)} losses. Give one loss, and one seed, for each."
+            f"{len(points)} points have {len(losses)} losses. Give one loss, and one seed, for "
+            "each."
         )
-    if not np.all(np.isfinite(np.asarray(x, dtype=np.float64))):
-        raise OptionError("a point is not finite. Pass log2 of the rates.")
-    ended = np.array([loss is not None and math.isfinite(loss) for loss in losses], dtype=bool)
-    xs = np.asarray(x, dtype=np.float64)
-    ys = np.array(
-        [loss for loss, good in zip(losses, ended, strict=True) if good], dtype=np.float64
-    )
+    every = np.asarray(points, dtype=np.float64)
+    if not np.all(np.isfinite(every)):
+        raise OptionError("a point is not finite. Pass log2 of the parameters.")
+    values = np.array([math.nan if loss is None else loss for loss in losses], dtype=np.float64)
+    ended = np.isfinite(values)
     names, groups = np.unique(
-        np.zeros(len(xs), int) if seeds is None else np.asarray(seeds), return_inverse=True
+        np.zeros(len(every), int) if seeds is None else np.asarray(seeds), return_inverse=True
     )
-    return (
-        _Data(xs[ended], ys, groups[ended].astype(np.int64)),
-        xs[~ended],
-        [int(name) for name in names],
-    )
+    return every, values[ended], groups.astype(np.int64), ended, [int(name) for name in names]
 
 
 def _exploded(data: _Data) -> NDArray[np.bool_]:
-    """Runs that ended, but so far above the rest that they are no part of the curve: as good as
+    """Runs that ended so far above the rest that they are not part of the curve: as good as
     diverged.
 
-    Told by how steeply the loss rises, height over squared distance, which is the same everywhere
-    on a parabola and within a factor of two on curves that lean as recorded, wherever the points
-    lie.
+    The measure is height over squared distance. It is the same everywhere on a parabola, and within
+    a factor of two on curves with the recorded asymmetry, wherever the points lie.
     """
     above = data.ys.copy()
     for one in data.seeds:
@@ -261,8 +261,9 @@ def _exploded(data: _Data) -> NDArray[np.bool_]:
 
 
 def _lowest(data: _Data) -> float:
-    """The x of the lowest mean loss, once each seed's own level is taken out, as far as it can be
-    told.
+    """The x of the lowest mean loss, after each seed's level is subtracted if it can be fitted.
+
+    Without that, a lucky seed that was run at few rates would decide where the minimum is.
     """
     fit = _fitted(data, 2)
     level = np.zeros(len(data.xs)) if fit is None else fit.levels[data.groups]
@@ -280,27 +281,26 @@ def _around(xs: Array, centre: float, reach: float) -> NDArray[np.bool_]:
 
 
 def _kept_near(vertex: float, xs: Array) -> float:
-    """Within a step of what was tried."""
+    """The vertex, at most a quarter of the range outside of it: no fit is valid further out."""
     span = float(xs.max() - xs.min())
     return float(np.clip(vertex, xs.min() - span / 4, xs.max() + span / 4))
 
 
 def _bent(data: _Data, asymmetry: float) -> _CurveFit | None:
-    """A cubic that leans as much as the data and the records say together; a parabola where that
-    has no minimum.
+    """A cubic whose asymmetry combines the data with the prior; a parabola if that cubic has no
+    minimum.
     """
     parabola = _fitted(data, 2)
     if parabola is None or asymmetry == 0 or parabola.coefficients[1] <= 0:
         return parabola
     free = _fitted(data, 3)
-    # To a parabola a lean looks like noise: where the points can tell, the noise is that around a
-    # free cubic.
-    noise = (
-        free.noise
-        if free is not None and free.degrees_of_freedom >= _ENOUGH_FREEDOM
-        else parabola.noise
-    )
-    # Without noise the pull vanishes, and three rates would leave the cubic term open.
+    # To a parabola, asymmetry looks like noise. If the points allow it, the noise is that around a
+    # cubic without a prior.
+    enough = free is not None and free.degrees_of_freedom >= _ENOUGH_FREEDOM
+    noise = free.noise if free is not None and enough else parabola.noise
+    # A normal prior on the cubic coefficient, with mean 0 and sd asymmetry × square coefficient, is
+    # one more observation with weight noise / sd. Without noise it would vanish, and three rates
+    # would leave the coefficient undetermined: hence the floor.
     pull = max(noise, 1e-4 * float(data.ys.std())) / (asymmetry * float(parabola.coefficients[1]))
     cubic = _fitted(data, 3, pull=pull)
     return parabola if cubic is None or cubic.vertex is None else cubic
@@ -309,13 +309,15 @@ def _bent(data: _Data, asymmetry: float) -> _CurveFit | None:
 def _fitted(
     data: _Data, terms: int, *, pull: float = 0.0, own_slopes: bool = False
 ) -> _CurveFit | None:
-    """A polynomial with a level for each seed; None without points enough for it and its noise.
+    """A polynomial with a level for each seed; None if there are too few points for it and its
+    noise.
 
-    `pull` draws the cubic term to 0, as one observation more. With `own_slopes`, each seed has an
-    optimum of its own, and the slope is the mean of theirs.
+    `pull` is the weight of the prior on the cubic term. With `own_slopes`, each seed has its own
+    linear term, and so its own optimum; the slope of the fit is the mean of theirs.
     """
     seeds = data.seeds
     belongs = (data.groups[:, None] == seeds).astype(np.float64)
+    # Centred offsets keep the normal equations well conditioned: log2 rates are all around -8.
     offsets = data.xs - (centre := float(data.xs.mean()))
     slopes = offsets[:, None] * belongs if own_slopes else offsets[:, None]
     design = np.column_stack([slopes, *(offsets**power for power in range(2, terms + 1)), belongs])
@@ -337,30 +339,28 @@ def _fitted(
     levels[seeds] = solution[count + terms - 1 :]
     errors = values - rows @ solution
     noise = math.sqrt(errors @ errors / freedom)
+    residuals = data.ys - design @ solution
     return _CurveFit(
-        centre,
-        to_mean @ solution,
-        covariance,
-        noise,
-        freedom,
-        levels,
-        data.ys - design @ solution,
-        pull,
+        centre, to_mean @ solution, covariance, noise, freedom, levels, residuals, pull
     )
-
-
-def _slope_row(offset: float, terms: int) -> Array:
-    return np.array([power * offset ** (power - 1) for power in range(1, terms + 1)])
 
 
 def _too_few(data: _Data) -> Optimum:
     lowest = _lowest(data)
-    flags = ("few", "edge") if lowest in (data.xs.min(), data.xs.max()) else ("few",)
-    loss = float(data.ys[data.xs == lowest].mean())
+    ends = (float(data.xs.min()), float(data.xs.max()))
     return Optimum(
-        lowest, -math.inf, math.inf, loss, math.nan, math.nan, 0, len(data.xs), len(data.seeds), flags,
-        range=(float(data.xs.min()), float(data.xs.max())),
-    )  # fmt: skip
+        value=lowest,
+        low=-math.inf,
+        high=math.inf,
+        loss=float(data.ys[data.xs == lowest].mean()),
+        curvature=math.nan,
+        noise=math.nan,
+        degrees_of_freedom=0,
+        points=len(data.xs),
+        seeds=len(data.seeds),
+        flags=("few", "edge") if lowest in ends else ("few",),
+        range=ends,
+    )
 
 
 def _optimum(
@@ -380,20 +380,33 @@ def _optimum(
     ends = (float(fitted.xs.min()), float(fitted.xs.max()))
     low, high = _fieller(fit, noise * t_quantile(freedom, confidence, 1), value, ends)
     within = _within(fit, fitted, value, ends, confidence)
-    flags = _flags(value, low, high, within, data.xs, bad)
-    # The mean over seeds of what is left of a loss without the curve.
+    # Each seed's loss at the optimum is its level plus the common curve there; the loss is their
+    # mean, so that a seed that was run at more rates does not count more.
     at = value - fit.centre
     shape = sum(float(term) * at**power for power, term in enumerate(fit.coefficients, start=1))
     levels = {names[one]: float(fit.levels[one]) + shape for one in fitted.seeds}
+    curved = curvature > 0
     return Optimum(
-        value, low, high, float(np.mean(list(levels.values()))), curvature, noise, freedom, int(near.sum()),
-        len(fitted.seeds), flags, within, fit.degrees_of_freedom, ends,
-        error=noise * math.sqrt(fit.slope_variance(value)) / curvature if curvature > 0 else math.inf,
-        bend_error=bend / curvature if curvature > 0 else 0.0,
+        value=value,
+        low=low,
+        high=high,
+        loss=float(np.mean(list(levels.values()))),
+        curvature=curvature,
+        noise=noise,
+        degrees_of_freedom=freedom,
+        points=int(near.sum()),
+        seeds=len(fitted.seeds),
+        flags=_flags(value, low, high, within, data.xs, bad),
+        within=within,
+        within_freedom=fit.degrees_of_freedom,
+        range=ends,
         bend=(curvature / 2, *(float(c) for c in fit.coefficients[2:])),
-        seed_optima={names[one]: value - slope / curvature for one, slope in own.items()} if curvature > 0 else {},
+        # An error in the slope moves the optimum by that error over the curvature.
+        error=noise * math.sqrt(fit.slope_variance(value)) / curvature if curved else math.inf,
+        bend_error=bend / curvature if curved else 0.0,
+        seed_optima={names[k]: value - s / curvature for k, s in own.items()} if curved else {},
         seed_losses=levels,
-    )  # fmt: skip
+    )
 
 
 def _flags(
@@ -402,6 +415,8 @@ def _flags(
     flags: list[str] = []
     if not (xs.min() < value < xs.max()):
         flags.append("edge")
+    # More rates help against "flat", more seeds against "seeds": a curve that bounds its optimum
+    # for these seeds, but not for any seed, needs the latter.
     if not math.isfinite(within):
         flags.append("flat")
     elif not (math.isfinite(low) and math.isfinite(high)):
@@ -412,21 +427,17 @@ def _flags(
 
 
 def _own_slopes(fit: _CurveFit, data: _Data) -> dict[int, float]:
-    """By how much each seed's slope differs from the common one; nothing unless every seed has
-    three rates.
+    """How much each seed's slope differs from the common one; empty unless every seed has three
+    rates.
     """
-    seeds = data.seeds
-    if any(len(np.unique(data.xs[data.groups == one])) < 3 for one in seeds):
+    by_seed = {int(one): data.groups == one for one in data.seeds}
+    if any(len(np.unique(data.xs[chosen])) < 3 for chosen in by_seed.values()):
         return {}
-    return {
-        int(one): _slope(data.xs[data.groups == one], fit.residuals[data.groups == one])
-        for one in seeds
-    }
-
-
-def _slope(xs: Array, ys: Array) -> float:
-    centred = xs - xs.mean()
-    return float(centred @ ys / (centred @ centred))
+    slopes: dict[int, float] = {}
+    for one, chosen in by_seed.items():
+        centred = data.xs[chosen] - data.xs[chosen].mean()
+        slopes[one] = float(centred @ fit.residuals[chosen] / (centred @ centred))
+    return slopes
 
 
 def _error(
@@ -437,37 +448,39 @@ def _error(
     own: Mapping[int, float],
     spread: Spread | None,
 ) -> tuple[float, float, float]:
-    """The noise that gives the slope its error for any seed, its degrees of freedom, and what the
-    bend adds to it.
+    """The noise that gives the slope its error for any seed, its degrees of freedom, and the part
+    of the error that the bend adds.
+
+    All variances are of the slope: an optimum's, in squared octaves, times curvature².
     """
     unit = fit.slope_variance(value)
     count = len(data.seeds)
     recorded = (RECORDED_SPREAD * curvature) ** 2
-    apart = (
-        _fitted(data, len(fit.coefficients), own_slopes=True, pull=fit.pull)
-        if count > 1 and own
-        else None
-    )
-    if apart is None:  # the seeds say nothing of how far they lie apart
+    apart = None
+    if count > 1 and own:
+        apart = _fitted(data, len(fit.coefficients), own_slopes=True, pull=fit.pull)
+    if apart is None:  # these seeds do not show how far they lie apart: the records do
         total, freedom = summed(
             [(fit.noise**2 * unit, fit.degrees_of_freedom), (recorded / count, math.inf)]
         )
         return math.sqrt(total / unit), freedom, 0.0
-    centred = [
-        np.square(xs - xs.mean()).sum()
-        for xs in (data.xs[data.groups == one] for one in data.seeds)
-    ]
-    jitter = apart.noise**2 * float(np.mean([1 / sum_of_squares for sum_of_squares in centred]))
-    variance, freedom = (
-        (float(np.var(list(own.values()), ddof=1)), count - 1.0)
-        if spread is None
-        else (spread.variance * curvature**2, spread.degrees_of_freedom)
-    )
+    # `jitter` is what noise alone adds to the variance of one seed's slope.
+    by_seed = [data.xs[data.groups == one] for one in data.seeds]
+    squares = [np.square(xs - xs.mean()).sum() for xs in by_seed]
+    jitter = apart.noise**2 * float(np.mean([1 / square for square in squares]))
+    if spread is None:
+        variance, freedom = float(np.var(list(own.values()), ddof=1)), count - 1.0
+    else:
+        variance, freedom = spread.variance * curvature**2, spread.degrees_of_freedom
+    # The records enter like further seeds: variances weighted by degrees of freedom (an inverse
+    # gamma prior). The result is at least the jitter: slopes cannot differ by less than noise.
     expected = jitter + recorded
     variance = (freedom * variance + _RECORDED_FREEDOM * expected) / (freedom + _RECORDED_FREEDOM)
     bend = max(apart.noise**2 * unit - jitter / count, 0.0)
     total = max(variance, jitter) / count + bend
-    # A few seeds are too rough to say what share of the error they are: that is taken as recorded.
+    # Satterthwaite weights each part's degrees of freedom by its share of the error. A few seeds
+    # estimate that share badly, so the expected one is used: the degrees of freedom then do not
+    # depend on the luck of the seeds.
     seeds = (expected / count, freedom + _RECORDED_FREEDOM)
     _, freedom = summed([seeds, (bend, apart.degrees_of_freedom)])
     return math.sqrt(total / unit), freedom, math.sqrt(bend)
@@ -487,15 +500,14 @@ def summed(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def _within(
     fit: _CurveFit, data: _Data, value: float, ends: tuple[float, float], confidence: float
 ) -> float:
-    """Which of two fits, seeds with one optimum or with their own, is the narrower: nothing is said
-    of other seeds.
+    """Half the interval for these seeds, by the better of two fits: with one optimum for all seeds,
+    or with one for each.
     """
     own = _fitted(data, len(fit.coefficients), own_slopes=True, pull=fit.pull) or fit
     halves: list[float] = []
     for one in (fit, own):
-        low, high = _fieller(
-            one, one.noise * t_quantile(one.degrees_of_freedom, confidence, 1), value, ends
-        )
+        reach = one.noise * t_quantile(one.degrees_of_freedom, confidence, 1)
+        low, high = _fieller(one, reach, value, ends)
         halves.append(max(value - low, high - value))
     return min(halves)
 
@@ -503,11 +515,10 @@ def _within(
 def _fieller(
     fit: _CurveFit, reach: float, value: float, ends: tuple[float, float]
 ) -> tuple[float, float]:
-    """The x around the optimum at which the slope is within `reach` unit errors of zero; infinite
-    where it has no end.
+    """The x around the optimum at which the slope is within `reach` unit errors of zero; an end is
+    infinite if there is none.
 
-    Ends are roots of f'(s)² − k²·var f'(s), a polynomial in the offset s. Beyond the points, a
-    cubic says nothing.
+    The ends are roots of f'(s)² − reach²·var f'(s), a polynomial in the offset s.
     """
     terms = len(fit.coefficients)
     powers = np.arange(1, terms + 1)
@@ -519,17 +530,18 @@ def _fieller(
         for j in range(terms):
             variance[i + j] += powers[i] * powers[j] * fit.covariance[i, j]
     beyond = np.convolve(slope, slope) - reach * reach * variance
+    # For a parabola, a leading coefficient ≤ 0 means that its curvature is indistinguishable from
+    # zero: the x at which the slope is not significant then reach to infinity.
     if terms == 2 and beyond[-1] <= 0:
         return -math.inf, math.inf
     roots = np.roots(beyond[::-1])
-    # A double root comes out as a pair that is not quite real.
+    # Rounding turns a double root into a pair with tiny imaginary parts.
     real = roots[np.abs(roots.imag) < 1e-4].real + fit.centre
     low = max((float(root) for root in real if root <= fit.vertex), default=-math.inf)
     high = min((float(root) for root in real if root >= fit.vertex), default=math.inf)
     if terms > 2:
+        # A cubic turns around somewhere outside its points: a root out there is not an end.
         room = (ends[1] - ends[0]) / 4
-        low, high = (
-            (low if low >= ends[0] - room else -math.inf),
-            (high if high <= ends[1] + room else math.inf),
-        )
+        low = low if low >= ends[0] - room else -math.inf
+        high = high if high <= ends[1] + room else math.inf
     return min(low, value), max(high, value)

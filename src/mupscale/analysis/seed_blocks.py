@@ -1,11 +1,10 @@
-"""Sums of cells that come in blocks, where a seed does one thing in a whole block and another in
-each of its cells.
+"""Sums of cells that come in blocks, with seed effects on whole blocks and on single cells.
 
-Runs with one seed at one r begin with the same weights, whatever rate the key/value heads get:
-their losses, and less so their optima, lie off to the same side. So a cell's value is its mean,
-plus what the seed does everywhere, plus what it does in the block, plus what it does in the cell (a
-split plot; Scheffé 1959, ch. 8). A comparison within a block is free of the block's part, and far
-better known than one between blocks.
+Runs with the same seed and r start with the same weights, whatever rate the key/value heads get:
+their losses, and to a lesser degree their optima, deviate together. So a cell's value is its mean,
+plus the effect of the seed everywhere, in the block, and in the cell (a split plot; Scheffé 1959,
+ch. 8). A comparison within a block is free of the block's effect, and much more precise than one
+between blocks.
 """
 
 import math
@@ -22,12 +21,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SeedBlocks:
-    """Variances of one seed's values: of block means beside each other, and of cells within their
-    block.
-    """
+    """Variances of one seed's values: of block means, and of cells within their block."""
 
     blocks: tuple[int, ...]
-    "How many cells each has, in order."
+    "Cells in each block, in order."
     seeds: int
     between: float
     between_freedom: float
@@ -38,11 +35,11 @@ class SeedBlocks:
     def of(
         blocks: Sequence[Sequence[CellValue]], recorded: tuple[float, float] = (0.0, 0.0)
     ) -> "SeedBlocks | None":
-        """None unless all cells have the same two seeds or more, and each variance a degree of
+        """None unless all cells have the same two or more seeds, and each variance a degree of
         freedom.
 
-        `recorded` is a variance between blocks that former studies found, and how many degrees of
-        freedom it counts.
+        `recorded` is a variance between blocks from earlier studies, with the degrees of freedom
+        that it counts for.
         """
         cells = [cell for block in blocks for cell in block]
         seeds = sorted(cells[0].by_seed) if cells else []
@@ -65,8 +62,8 @@ class SeedBlocks:
         return SeedBlocks(sizes, len(seeds), between, apart + counts, inside / freedom, freedom)
 
     def variance(self, weights: Array) -> tuple[Array, Array]:
-        """Of each row's sum over cells, with its degrees of freedom. Weights of a row cancel over
-        all cells.
+        """Variance of each row's weighted sum of cells, with its degrees of freedom. The weights of
+        a row must add up to 0.
         """
         ends = np.cumsum(self.blocks)
         parts = np.split(weights, ends[:-1], axis=1)
@@ -76,7 +73,8 @@ class SeedBlocks:
             for part, total in zip(parts, totals.T, strict=True)
         )
         inverse = 1 / np.array(self.blocks)
-        # A block of one cell has more of the cells' own variance in its mean than one of many.
+        # `between` contains the cells' variance in an average block mean. A block of one cell has
+        # more of it in its mean, a block of many cells less.
         uneven = np.square(totals) @ (inverse - inverse.mean())
         own = np.maximum(rest + uneven, 0.0) * self.within / self.seeds
         shared = np.square(totals).sum(axis=1) * self.between / self.seeds

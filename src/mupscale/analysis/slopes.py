@@ -1,17 +1,15 @@
-"""The slope of log y against log x over a few seeds, with an interval that covers at three of them.
+"""The slope of log y against log x over a few seeds, with an interval that is valid for three.
 
 The slope is a contrast of the mean log curve, Σ c_v E[log y_v] with c_v = (log x_v − mean)/Σ(log x
-− mean)². A curve that is no power law has a slope too, and its bend is not noise. Two estimates of
-the slope's variance compete:
+− mean)². A curve that is not a power law has a slope too, and its bend is not noise. There are two
+estimates of the slope's variance:
 
-- the spread of the seeds' own slopes: unbiased whatever the noise, but with S − 1 degrees of
-freedom;
-- Σ c_v² σ̂_v², after each seed's level and each value's mean are taken out: many more degrees of
-  freedom, but too small if the noise sits at the ends of x, or if every seed has a slope of its
-  own.
+- the spread of the seeds' own slopes: unbiased for any noise, but with S − 1 degrees of freedom;
+- Σ c_v² σ̂_v², after each seed's level and each value's mean are subtracted: many more degrees of
+  freedom, but too small if the noise is largest at the ends of x, or if slopes differ by seed.
 
-The larger of the two is taken, with degrees of freedom between theirs. `drills/slope_coverage.py`
-compares this with its alternatives, and says where it falls short of its confidence.
+The larger one is used, with degrees of freedom between theirs. `drills/slope_coverage.py` compares
+this with its alternatives, and reports where the coverage falls short.
 """
 
 import math
@@ -29,9 +27,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Slope:
-    """d log y / d log x; `standard_error` is 0, up to rounding, where seeds differ in their levels
-    alone.
-    """
+    """d log y / d log x; `standard_error` is 0, up to rounding, if seeds differ in level only."""
 
     value: float
     standard_error: float
@@ -40,7 +36,7 @@ class Slope:
     values: int
 
     def interval(self, confidence: float = 0.95, comparisons: int = 1) -> tuple[float, float]:
-        """Two-sided Student t interval; all of `comparisons` intervals hold together (Bonferroni).
+        """Two-sided Student t interval; valid for `comparisons` intervals jointly (Bonferroni).
 
         >>> slope = Slope(value=0.5, standard_error=0.1, degrees_of_freedom=4, seeds=3, values=4)
         >>> [round(end, 3) for end in slope.interval()]
@@ -55,14 +51,14 @@ class Slope:
 def fit_slope(x: Sequence[float], y: Sequence[Sequence[float]]) -> Slope:
     """The slope of log y against log x, where `y[s][v]` is the statistic of seed s at `x[v]`.
 
-    A seed's level cancels: runs that share their batch differ less than runs that do not.
+    A seed's level cancels.
 
     >>> slope = fit_slope([1, 2, 4], [[1.0, 2.1, 4.0], [3.0, 5.9, 12.2]])
     >>> round(slope.value, 3), round(slope.standard_error, 3)
     (1.006, 0.016)
     """
     logs = _log_table(x, y)
-    contrast = _contrast(x)
+    contrast = log_contrast(x)
     seeds, values = logs.shape
     variance, degrees_of_freedom = _variance(logs, contrast)
     value = float((logs @ contrast).mean())
@@ -70,13 +66,13 @@ def fit_slope(x: Sequence[float], y: Sequence[Sequence[float]]) -> Slope:
 
 
 def curve_slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The slope of one curve without noise, such as a theory's; what `fit_slope` estimates.
+    """The slope of one curve without noise, such as a prediction: what `fit_slope` estimates.
 
     >>> repetitions = [1, 2, 3, 4, 6, 12]
     >>> round(curve_slope(repetitions, [2 / (1 + math.sqrt(r)) for r in repetitions]), 3)
     -0.323
     """
-    contrast = _contrast(x)
+    contrast = log_contrast(x)
     _check_length(y, "y", len(x))
     return float(_logs(y, "y") @ contrast)
 
@@ -88,12 +84,10 @@ def t_quantile(degrees_of_freedom: float, confidence: float, comparisons: int) -
     4.303
     """
     if not 0 < confidence < 1:
-        raise OptionError(
-            f"confidence={confidence} is no probability. Choose one between 0 and 1, such as 0.95."
-        )
+        raise OptionError(f"confidence={confidence} must be between 0 and 1, such as 0.95.")
     if comparisons < 1:
         raise OptionError(
-            f"comparisons={comparisons}: count the intervals that must hold together, at least 1."
+            f"comparisons={comparisons} must be at least 1: the number of joint intervals."
         )
     return -float(stdtrit(degrees_of_freedom, (1 - confidence) / comparisons / 2))
 
@@ -104,8 +98,8 @@ def _variance(logs: Array, contrast: Array) -> tuple[float, float]:
     of_slopes = float((logs @ contrast).var(ddof=1)) / seeds
     of_values = _variance_by_value(logs, contrast) / seeds
     variance = max(of_slopes, of_values)
-    # The more the seeds' slopes differ beyond the noise, the more the variance rests on their S − 1
-    # alone.
+    # If the slopes of seeds differ by more than the noise, the variance is mostly an estimate from
+    # S slopes, with S − 1 degrees of freedom.
     share = of_values / variance if variance else 1.0
     return variance, (seeds - 1) / (share / _independent_values(contrast) + 1 - share)
 
@@ -113,8 +107,7 @@ def _variance(logs: Array, contrast: Array) -> tuple[float, float]:
 def _variance_by_value(logs: Array, contrast: Array) -> float:
     """Σ c_v² σ̂_v², the variance of one seed's slope if its values are independent.
 
-    1 − 1/V is what a seed's level takes from each variance when they are equal (the HC2
-    correction).
+    Subtracting a seed's level reduces equal variances by the factor 1 − 1/V (the HC2 correction).
     """
     seeds, values = logs.shape
     residuals = logs - logs.mean(axis=0)
@@ -124,19 +117,19 @@ def _variance_by_value(logs: Array, contrast: Array) -> float:
 
 
 def _independent_values(contrast: Array) -> float:
-    """Degrees of freedom of Σ c_v² σ̂_v² for each of S − 1 seeds: 1 for two values, V − 1 if all
-    weigh the same.
+    """Degrees of freedom of Σ c_v² σ̂_v² for each of S − 1 seeds: 1 for two values, V − 1 for equal
+    weights.
 
     Bell & McCaffrey 2002: Satterthwaite's formula under equal variances, (tr MP)²/tr (MP)² with M =
-    diag(c²)/(1 − 1/V) and P = I − 11ᵀ/V. Estimated variances in their place would be too rough at
-    three seeds.
+    diag(c²)/(1 − 1/V) and P = I − 11ᵀ/V. Estimated variances would be too rough at three seeds.
     """
     weights = np.square(contrast) / np.square(contrast).sum()
     concentration = float(np.square(weights).sum())
     return 1 / (concentration + (1 - concentration) / (len(contrast) - 1) ** 2)
 
 
-def _contrast(x: Sequence[float]) -> Array:
+def log_contrast(x: Sequence[float]) -> Array:
+    """Weights that give the least-squares slope of y over log x as a sum."""
     logs = _logs(x, "x")
     if len(set(logs.tolist())) < 2:
         raise OptionError(
@@ -149,9 +142,8 @@ def _contrast(x: Sequence[float]) -> Array:
 def _log_table(x: Sequence[float], y: Sequence[Sequence[float]]) -> Array:
     if len(y) < 2:
         raise DimensionError(
-            f"y has {len(y)} seeds. One seed gives no interval: its noise cannot be told from its "
-            "slope. "
-            "Run at least 2; 3 to 10 are usual."
+            f"y has {len(y)} seeds. One seed gives no interval: its noise is indistinguishable "
+            "from its slope. Run at least 2; 3 to 10 are usual."
         )
     for seed, row in enumerate(y):
         _check_length(row, f"y[{seed}]", len(x))
@@ -171,7 +163,6 @@ def _logs(numbers: Sequence[float], name: str) -> Array:
         if not 0 < number < math.inf:
             raise NonFiniteError(
                 f"{name}[{position}]={number} has no finite logarithm. Pass positive, finite "
-                "numbers: "
-                "leave this x out for every seed, or run it again."
+                "numbers: leave this x out for every seed, or run it again."
             )
     return np.log(np.asarray(numbers, dtype=np.float64))

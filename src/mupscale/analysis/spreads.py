@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from mupscale.analysis.estimates import Estimate
-from mupscale.analysis.slopes import t_quantile
+from mupscale.analysis.slopes import log_contrast, t_quantile
 from mupscale.errors import DimensionError
 
 Array = NDArray[np.float64]
@@ -40,17 +40,17 @@ def sd_growth(
     confidence: float = 0.95,
     comparisons: int = 1,
 ) -> Estimate:
-    """The slope of log sd over log x, where values[s][v] is that of seed s at x[v].
+    """The slope of log sd over log x, where values[s][v] is the value of seed s at x[v].
 
-    A seed shares its data with itself at every x, so spreads at different x are not independent:
-    the error is the jackknife's over whole seeds, with Student's t of S − 1 degrees of freedom.
+    A seed has the same data at every x, so spreads at different x are not independent. The error is
+    therefore a jackknife over whole seeds, with Student's t of S − 1 degrees of freedom.
 
     >>> table = [[1.0, 2.0, 4.0], [2.0, 4.0, 8.0], [3.5, 7.0, 14.0], [5.0, 10.0, 20.0]]
     >>> one = sd_growth([1, 2, 4], table)
     >>> round(one.value, 6), round(one.high - one.low, 6)
     (1.0, 0.0)
     """
-    table, contrast = _table(x, values), _contrast(x)
+    table, contrast = _table(x, values), log_contrast(x)
     seeds = len(table)
     value = _growth(table, contrast)
     without = np.array([_growth(np.delete(table, seed, axis=0), contrast) for seed in range(seeds)])
@@ -66,19 +66,21 @@ def growth_by_chance(
     permutations: int = 2000,
     seed: int = 0,
 ) -> float:
-    """How likely spreads that are the same at every x grow as much as these: a one-sided
-    permutation test.
+    """The p-value of a one-sided permutation test: how often spreads that are the same at every x
+    grow as much as these.
 
-    Each seed's distances from the means are dealt out anew among the x.
+    Each seed's distances from the means are permuted among the x.
 
-    >>> growth_by_chance([1, 2, 4], [[1.0, 2.0, 4.0], [2.0, 4.0, 8.0], [3.5, 7.0, 14.0], [5.0, 10.0, 20.0]]) < 0.05
+    >>> table = [[1.0, 2.0, 4.0], [2.0, 4.0, 8.0], [3.5, 7.0, 14.0], [5.0, 10.0, 20.0]]
+    >>> growth_by_chance([1, 2, 4], table) < 0.05
     True
     """
-    table, contrast = _table(x, values), _contrast(x)
-    distances, seen = table - table.mean(axis=0), _growth(table, contrast)
+    table, contrast = _table(x, values), log_contrast(x)
+    distances, observed = table - table.mean(axis=0), _growth(table, contrast)
     generator = np.random.default_rng(seed)
-    dealt = (generator.permuted(distances, axis=1) for _ in range(permutations))
-    at_least = sum(_growth(one, contrast) >= seen - 1e-12 for one in dealt)
+    permuted = (generator.permuted(distances, axis=1) for _ in range(permutations))
+    at_least = sum(_growth(one, contrast) >= observed - 1e-12 for one in permuted)
+    # The data themselves are one of the permutations, so that the p-value is never 0.
     return (1 + at_least) / (1 + permutations)
 
 
@@ -86,16 +88,11 @@ def _growth(table: Array, contrast: Array) -> float:
     return float(np.log(table.std(axis=0, ddof=1)) @ contrast)
 
 
-def _contrast(x: Sequence[float]) -> Array:
-    logs = np.log(np.asarray(x, dtype=np.float64))
-    centred = logs - logs.mean()
-    return centred / (centred @ centred)
-
-
 def _table(x: Sequence[float], values: Sequence[Sequence[float]]) -> Array:
     if len(values) < _LEAST_SEEDS:
         raise DimensionError(
-            f"{len(values)} seeds say nothing of how a spread grows. Run at least {_LEAST_SEEDS}."
+            f"{len(values)} seeds are too few to show how a spread grows. Run at least "
+            f"{_LEAST_SEEDS}."
         )
     for seed, row in enumerate(values):
         if len(row) != len(x):

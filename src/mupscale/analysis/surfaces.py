@@ -1,11 +1,12 @@
 """Where a surface of losses over two parameters has its minimum, with intervals and their
 correlation.
 
-Losses near the minimum are a quadratic in log2 of both, plus a level for each seed, and lean as
-curves do (`optima`). The minimum has Box & Hunter's region (1954): all places at which the gradient
-cannot be told from zero, gᵀ V⁻¹ g ≤ 2F. An interval of one parameter is the profile of the same
-quantity, with t² in place of 2F; for a single parameter that is Fieller's interval. How far seeds
-lie apart is taken from the records: sweeps of two parameters have one seed, usually.
+Near the minimum, losses are fitted as a quadratic in log2 of both parameters plus a level for each
+seed, with cubic terms for the same asymmetry as in curves (`optima`). The minimum has the region of
+Box & Hunter (1954): all points at which the gradient is indistinguishable from zero, gᵀ V⁻¹ g ≤ 2F.
+The interval of one parameter is the profile of the same quantity, with t² in place of 2F; for a
+single parameter that is Fieller's interval. How far seeds lie apart comes from earlier studies,
+since sweeps of two parameters usually have one seed.
 """
 
 import math
@@ -18,30 +19,30 @@ from numpy.typing import NDArray
 from scipy.special import fdtri
 
 from mupscale.analysis.estimates import Estimate
-from mupscale.analysis.optima import ASYMMETRY, RECORDED_SPREAD
+from mupscale.analysis.optima import ASYMMETRY, RECORDED_SPREAD, checked_points
 from mupscale.analysis.slopes import t_quantile
-from mupscale.errors import DimensionError, OptionError
 
 Array = NDArray[np.float64]
 
 SHARE = 0.5
-"""This share of the points, those nearest to the minimum, is fitted: beyond, losses are no
-quadratic.
+"""The share of the points that is fitted: those nearest to the minimum. Further away, losses are
+not quadratic.
 """
 
+# A quadratic in two parameters with a level has six coefficients: twice as many points.
 _LEAST_POINTS = 12
 _GRID = 81
+# Runs this many times as far above the lowest loss as the median run are not part of the bowl.
 _EXPLODED = 12.0
-"""Runs so many times as far above the lowest as the median run are no part of the bowl."""
 
 
 @dataclass(frozen=True)
 class Surface:
     """The minimum of a quadratic in log2 of two parameters.
 
-    `correlation` is that of the two estimates. Flags: "few" (too few points to fit: the lowest one
-    stands), "saddle" (no minimum: the lowest point stands), "edge" (beyond what was tried), "flat"
-    (an interval has no end), "diverged" (a third or more did).
+    `correlation` is that of the two estimates. Flags: "few" (too few points to fit) and "saddle"
+    (no minimum), for which the value is the lowest point; "edge" (outside the range), "flat" (an
+    interval has no end), "diverged" (a third or more of the runs did).
     """
 
     names: tuple[str, str]
@@ -56,14 +57,12 @@ class Surface:
     errors: Mapping[str, float] = field(default_factory=dict[str, float])
     "Standard errors of the two, for any seed, in octaves."
     region: tuple[tuple[float, float], ...] = ()
-    "The outline within which both lie together, for drawing; empty where it has no end."
+    "The outline of the joint region, for drawing; empty if it has no end."
 
 
 @dataclass(frozen=True)
 class _SurfaceFit:
-    """A cubic in the offset z = (u, v) from `centre`, its coefficients in the order of
-    `_POWERS`.
-    """
+    """A cubic in the offset z = (u, v) from `centre`; coefficients in the order of `_POWERS`."""
 
     centre: Array
     coefficients: Array
@@ -75,7 +74,7 @@ class _SurfaceFit:
     seeds: int
 
     def derivatives(self, z: Array, order: tuple[int, int]) -> Array:
-        """The derivative of that order at each offset, as a row of factors on the coefficients."""
+        """The derivative of this order at each offset, as a row of factors on the coefficients."""
         return np.column_stack([_term(z, powers, order) for powers in _POWERS])
 
     def hessian(self, z: Array) -> Array:
@@ -94,8 +93,8 @@ class _SurfaceFit:
 
     @cached_property
     def minimum(self) -> Array | None:
-        """The offset with gradient zero, by Newton's steps from the quadratic's; None if there is
-        no minimum near.
+        """The offset with gradient zero, by Newton's method from the centre; None if there is no
+        minimum nearby.
         """
         z = np.zeros(2)
         for _ in range(30):
@@ -110,8 +109,10 @@ class _SurfaceFit:
 
     @cached_property
     def tilt(self) -> Array:
-        """Covariance of the gradient over seeds, as recorded for the rate: a tilt without a
-        preferred direction.
+        """Covariance of the gradient over seeds, from the recorded spread of the rate's optimum.
+
+        Proportional to the hessian: a seed tilts the bowl with no preferred direction, in units in
+        which the bowl is round.
         """
         assert self.minimum is not None
         hessian = self.hessian(self.minimum)
@@ -149,20 +150,20 @@ def fit_surface(
     names: tuple[str, str] = ("lr", "weight_decay"),
     confidence: float = 0.95,
 ) -> Surface | None:
-    """The minimum of losses at points = log2 of two parameters; None stands for a run that
-    diverged.
+    """The minimum of losses at points = log2 of two parameters; None as a loss is a diverged run.
 
     >>> import itertools
     >>> grid = list(itertools.product(range(-8, -3), range(-4, 2)))
-    >>> losses = [2 + (x + 6.2) ** 2 + (y + 1.4) ** 2 + 0.5 * (x + 6.2) * (y + 1.4) for x, y in grid]
+    >>> losses = [2 + (x + 6.2) ** 2 + (y + 1.4) ** 2 + (x + 6.2) * (y + 1.4) / 2 for x, y in grid]
     >>> surface = fit_surface(grid, losses)
     >>> {name: round(one.value, 3) for name, one in surface.found.items()}
     {'lr': -6.2, 'weight_decay': -1.4}
     """
-    xy, ys, groups, diverged = _checked(points, losses, seeds)
-    if len(xy) == 0:
+    every, ys, seed_of, ended, _ = checked_points(points, losses, seeds)
+    if len(ys) == 0:
         return None
-    flags = ("diverged",) if diverged * 3 >= len(losses) else ()
+    xy, groups = every.reshape(-1, 2)[ended], seed_of[ended]
+    flags = ("diverged",) if 3 * (len(losses) - len(ys)) >= len(losses) else ()
     lowest = int(np.argmin(ys))
     fit = _around(xy, ys, groups, xy[lowest]) if len(xy) >= _LEAST_POINTS else None
     if fit is None or fit[0].minimum is None:
@@ -172,35 +173,10 @@ def fit_surface(
     return _surface(names, *fit, xy, flags, confidence)
 
 
-def _checked(
-    points: Sequence[tuple[float, float]],
-    losses: Sequence[float | None],
-    seeds: Sequence[int] | None,
-) -> tuple[Array, Array, NDArray[np.int64], int]:
-    if len(points) != len(losses) or (seeds is not None and len(seeds) != len(points)):
-        raise DimensionError(
-            f"{len(points)} points have {len(losses)} losses. Give one loss, and one seed, for "
-            "each."
-        )
-    every = np.asarray(points, dtype=np.float64).reshape(-1, 2)
-    if not np.all(np.isfinite(every)):
-        raise OptionError("a point is not finite. Pass log2 of both parameters.")
-    ended = np.array([loss is not None and math.isfinite(loss) for loss in losses], dtype=bool)
-    ys = np.array(
-        [loss for loss, good in zip(losses, ended, strict=True) if good], dtype=np.float64
-    )
-    groups = np.unique(
-        np.zeros(len(every), int) if seeds is None else np.asarray(seeds), return_inverse=True
-    )[1]
-    return every[ended], ys, groups[ended].astype(np.int64), int((~ended).sum())
-
-
 def _around(
     xy: Array, ys: Array, groups: NDArray[np.int64], centre: Array
 ) -> tuple[_SurfaceFit, NDArray[np.bool_]] | None:
-    """A fit to the nearest share of points; the share follows the minimum, which the share
-    decides.
-    """
+    """A fit to the points nearest to the minimum, which in turn depends on the fit: four rounds."""
     span = np.maximum(np.ptp(xy, axis=0), 1e-9)
     count = min(len(xy), max(_LEAST_POINTS, math.ceil(SHARE * len(xy))))
     found: tuple[_SurfaceFit, NDArray[np.bool_]] | None = None
@@ -220,11 +196,13 @@ def _around(
 
 
 def _bent(xy: Array, ys: Array, groups: NDArray[np.int64]) -> _SurfaceFit | None:
-    """A quadratic with cubic terms as far as the data and the records allow, as for a curve."""
+    """A quadratic with cubic terms that combine data and prior, as for a curve."""
     plain = _fitted(xy, ys, groups, None)
     if plain is None or plain.minimum is None:
         return plain
     bends = plain.coefficients[[2, 4]]
+    # A cubic term u^i v^j is expected to be as large as the bends of its two parameters allow, in
+    # geometric proportion; for i = 3 this is the prior of a curve.
     leaning = [ASYMMETRY * bends[0] ** (i / 3) * bends[1] ** (j / 3) for i, j in _POWERS[5:]]
     bent = _fitted(xy, ys, groups, max(plain.noise, 1e-4 * float(ys.std())) / np.array(leaning))
     return plain if bent is None or bent.minimum is None else bent
@@ -233,8 +211,8 @@ def _bent(xy: Array, ys: Array, groups: NDArray[np.int64]) -> _SurfaceFit | None
 def _fitted(
     xy: Array, ys: Array, groups: NDArray[np.int64], pulls: Array | None
 ) -> _SurfaceFit | None:
-    """Least squares with a level for each seed; `pulls` draw the four cubic terms to 0, and None
-    leaves them out.
+    """Least squares with a level for each seed; `pulls` are the weights of the priors on the four
+    cubic terms, None leaves these out.
     """
     seeds = np.unique(groups)
     centre = xy.mean(axis=0)
@@ -262,7 +240,7 @@ def _fitted(
 
 
 def _far_out(place: Array, xy: Array) -> bool:
-    """Beyond what was tried, by more than a quarter of its span: there the fit says nothing."""
+    """Whether a point is outside the range by more than a quarter of it: no fit is valid there."""
     room = np.ptp(xy, axis=0) / 4
     return bool(np.any(place < xy.min(axis=0) - room) or np.any(place > xy.max(axis=0) + room))
 
@@ -278,10 +256,9 @@ def _lowest(
     found = {
         name: Estimate(float(xy[at, k]), -math.inf, math.inf, 0) for k, name in enumerate(names)
     }
-    nothing = ((math.nan, math.nan), (math.nan, math.nan))
-    return Surface(
-        names, found, float(ys[at]), math.nan, nothing, math.nan, len(ys), len(np.unique(groups)), flags
-    )  # fmt: skip
+    nan, seeds = math.nan, len(np.unique(groups))
+    hessian = ((nan, nan), (nan, nan))
+    return Surface(names, found, float(ys[at]), nan, hessian, nan, len(ys), seeds, flags)
 
 
 def _surface(
@@ -323,10 +300,9 @@ def _surface(
 
 
 def _profile(fit: _SurfaceFit, axis: int, low: Array, high: Array, confidence: float) -> Estimate:
-    """All values of one parameter for which some value of the other lets the gradient be zero.
+    """All values of one parameter for which the gradient may be zero at some value of the other.
 
-    The ends are found step by step and then by halving, up to a span away; further out there is
-    none.
+    The ends are searched in steps and then by bisection, up to the width of the range away.
     """
     assert fit.minimum is not None
     allowed = t_quantile(fit.degrees_of_freedom, confidence, 1) ** 2
@@ -334,6 +310,7 @@ def _profile(fit: _SurfaceFit, axis: int, low: Array, high: Array, confidence: f
     hessian, at = fit.hessian(fit.minimum), fit.minimum
 
     def inside(offset: float) -> bool:
+        # The other parameter is searched around the valley, where it is best for this offset.
         valley = at[other] - hessian[0, 1] / hessian[other, other] * (offset - at[axis])
         z = np.empty((_GRID, 2))
         z[:, axis], z[:, other] = offset, valley + np.linspace(-0.5, 0.5, _GRID) * span[other]

@@ -16,9 +16,9 @@ from mupscale.errors import OptionError
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 
-# Beyond this many more seeds, the answer is to lower the noise rather than to run on.
+# If more seeds than this are needed, it is better to reduce the noise.
 SEEDS_LIMIT = 100
-# The chance at which more seeds are said to settle it: the usual power of a planned experiment.
+# The probability with which `more_seeds` must settle a verdict: the usual power of an experiment.
 POWER = 0.8
 
 
@@ -71,7 +71,7 @@ def judge_drift(drift: Estimate | None, doublings: float) -> DriftVerdict:
 class Flatness:
     """The interval `low` to `high` against ±`tolerance`.
 
-    `more_seeds` is 0 when the verdict is settled, and None when more than 100 would be needed.
+    `more_seeds` is 0 if the verdict is settled, and None if more than 100 would be needed.
     """
 
     slope: Slope
@@ -111,22 +111,18 @@ def judge_flatness(
     comparisons: int = 1,
     one_sided: bool = False,
 ) -> Flatness:
-    """Pass if the whole interval lies within ±tolerance, fail if all of it lies outside, else
+    """Pass if the whole interval lies within ±tolerance, fail if all of it lies outside, otherwise
     inconclusive.
 
-    With `one_sided`, only growth is a fault: an interval wholly below the tolerance passes, however
-    steep its fall.
+    With `one_sided`, only growth fails: an interval below the tolerance passes, however steep.
 
-    >>> judge_flatness(Slope(value=0.02, standard_error=0.01, degrees_of_freedom=4, seeds=3, values=4)).verdict
-    'pass'
-    >>> flatness = judge_flatness(Slope(value=0.02, standard_error=0.05, degrees_of_freedom=4, seeds=3, values=4))
+    >>> flatness = judge_flatness(Slope(0.02, 0.05, degrees_of_freedom=4, seeds=3, values=4))
     >>> flatness.verdict, flatness.more_seeds
     ('inconclusive', 8)
     """
     if not 0 < tolerance < math.inf:
         raise OptionError(
-            f"tolerance={tolerance} leaves no room for a flat slope. Choose a positive one, such "
-            "as 0.1."
+            f"tolerance={tolerance} must be positive and finite. Choose a value such as 0.1."
         )
     question = _Question(tolerance, confidence, comparisons, one_sided)
     low, high = slope.interval(confidence, comparisons)
@@ -143,10 +139,10 @@ def _more_seeds(slope: Slope, question: _Question) -> int | None:
 
 
 def _chance(slope: Slope, question: _Question, more: int) -> float:
-    """How likely `more` seeds are to settle it, if the present estimate and noise are the truth.
+    """The probability that `more` seeds settle it, if the present estimate and noise are true.
 
-    The next estimate then falls around the present one. An interval that merely reached the
-    tolerance at the present estimate would settle only every second time.
+    The next estimate then scatters around the present one. Just enough seeds for an interval around
+    the present estimate would settle it only half the time.
     """
     seeds = slope.seeds + more
     standard_error = slope.standard_error * math.sqrt(slope.seeds / seeds)

@@ -1,9 +1,8 @@
-"""Voronoi cells in a box: to each measured point, all that lies nearest to it.
+"""Voronoi cells in a box: for each measured point, the region that is nearest to it.
 
-Each cell begins as the box and is cut by the bisectors to its nearest points. It is whole when no
-vertex lies nearer to another point than to its own; a vertex that does names the point that must
-cut next. This needs no triangulation, so one point, points in a line and regular grids are no
-special cases.
+A cell starts as the box and is cut by the bisectors to its nearest points. It is complete when none
+of its vertices is nearer to another point; such a point must cut next. Without a triangulation, one
+point, points on a line and regular grids are not special cases.
 """
 
 from collections.abc import Sequence
@@ -20,24 +19,23 @@ Span = tuple[float, float]
 Polygon = list[tuple[float, float]]
 
 _FIRST_CUTS = 8
-"""Nearest points tried before any search. A cell has six neighbours on average, in a regular grid
-eight.
+"""Nearest points that cut before any search. A cell has six neighbours on average, in a regular
+grid eight.
 """
 
 _SLACK = 1e-12
-"""Of the extent: what rounding may add to a distance."""
+"""Rounding error of a distance, as a share of the extent."""
 
 
 def cells(points: ArrayLike, box: tuple[Span, Span]) -> list[Array]:
     """The cell of each point, clipped to box = ((x_low, x_high), (y_low, y_high)): vertices (k, 2),
     counterclockwise.
 
-    Points at the same place share a cell, and each is given the whole of it: take the mean of such
-    runs first. A point may lie outside the box; of its cell the part inside is given, which may
-    have no vertex.
+    Points at the same place each get the whole shared cell: average such runs first. A point may
+    lie outside the box; only the part of its cell inside is returned, which may have no vertex.
 
-    >>> [cell.tolist() for cell in cells([(0.0, 0.0), (2.0, 0.0)], ((-1, 3), (-1, 1)))]
-    [[[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]], [[1.0, -1.0], [3.0, -1.0], [3.0, 1.0], [1.0, 1.0]]]
+    >>> cells([(0.0, 0.0), (2.0, 0.0)], ((-1, 3), (-1, 1)))[0].tolist()
+    [[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]]
     """
     sites = _checked(points, box)
     if not len(sites):
@@ -48,8 +46,7 @@ def cells(points: ArrayLike, box: tuple[Span, Span]) -> list[Array]:
 
 
 def within(polygon: Array, outline: Sequence[tuple[float, float]]) -> Array:
-    """The part of a polygon inside a convex outline, by cutting along each of its sides (Sutherland
-    & Hodgman 1974).
+    """The part of a polygon inside a convex outline, by Sutherland & Hodgman 1974.
 
     >>> square = np.array([(0.0, 0.0), (2.0, 0.0), (2.0, 2.0), (0.0, 2.0)])
     >>> within(square, [(-1, -1), (1, -1), (1, 3), (-1, 3)]).tolist()
@@ -57,9 +54,8 @@ def within(polygon: Array, outline: Sequence[tuple[float, float]]) -> Array:
     """
     corners = np.asarray(outline, dtype=np.float64)
     following = np.roll(corners, -1, axis=0)
-    if (
-        float((corners[:, 0] * following[:, 1] - corners[:, 1] * following[:, 0]).sum()) < 0
-    ):  # clockwise
+    area = float((corners[:, 0] * following[:, 1] - corners[:, 1] * following[:, 0]).sum()) / 2
+    if area < 0:  # clockwise
         corners, following = following, corners
     kept: Polygon = [(float(x), float(y)) for x, y in polygon]
     for (x0, y0), (x1, y1) in zip(corners.tolist(), following.tolist(), strict=True):
@@ -77,7 +73,7 @@ def _checked(points: ArrayLike, box: tuple[Span, Span]) -> Array:
             f"points have shape {sites.shape}. Give one (x, y) for each: shape (n, 2)."
         )
     if not (np.isfinite(sites).all() and np.isfinite(box).all()):
-        raise NonFiniteError("a point or the box is not finite. Leave such points out.")
+        raise NonFiniteError("a point or the box is not finite. Remove such points.")
     for low, high in box:
         if low >= high:
             raise OptionError(
@@ -93,7 +89,7 @@ def _polygons(places: Array, box: tuple[Span, Span]) -> list[Array]:
     )
     everything = np.vstack([places, corners])
     slack = _SLACK * float(np.ptp(everything, axis=0).max())
-    # Each polygon is kept relative to its own point: differences of near points are then exact.
+    # Each polygon is stored relative to its own point: differences of near points are then exact.
     polygons: list[Polygon] = [
         [(x, y) for x, y in relative] for relative in (corners - places[:, None]).tolist()
     ]
@@ -116,7 +112,7 @@ def _polygons(places: Array, box: tuple[Span, Span]) -> list[Array]:
 def _cut(
     polygons: list[Polygon], places: Array, own: Indices, other: Indices, slack: float
 ) -> None:
-    """Clip the cell of each place in `own` by its bisector to the place beside it in `other`."""
+    """Clip the cell of each place in `own` by the bisector to its partner in `other`."""
     for one, (dx, dy) in zip(own.tolist(), (places[other] - places[own]).tolist(), strict=True):
         polygons[one] = _nearer(polygons[one], dx, dy, slack)
 
@@ -130,7 +126,7 @@ def _nearer(polygon: Polygon, dx: float, dy: float, slack: float) -> Polygon:
 
 
 def _cut_off(polygon: Polygon, beyond: Sequence[float], allowed: float) -> Polygon:
-    """A polygon without what lies beyond a line, given how far beyond each vertex lies."""
+    """A polygon without the part beyond a line, given how far beyond it each vertex lies."""
     if not beyond or max(beyond) <= allowed:
         return polygon
     kept: Polygon = []
