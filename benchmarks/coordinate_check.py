@@ -1,12 +1,12 @@
-"""What a coordinate check costs, and how much of that goes into norms: ours beside
+"""What a coordinate check costs, and which share of it is spent on norms: ours and
 torch.linalg.matrix_norm.
 
     python benchmarks/coordinate_check.py
 
-Two tables. The quick check (width 192, 2 blocks, every r of 12 heads, 2 seeds), run by run with
-either way of taking norms, alternating: whole time, and the share of it in norms. And the cost of a
-step at the paper's size, as the difference of a long and a short run, so that set-up and the first,
-cold norms fall out.
+Two tables. The first is the quick check (width 192, 2 blocks, every r of 12 heads, 2 seeds) with
+either method, alternating: total time, and the share spent on norms. The second is the cost per
+step at the paper's size, as the difference between a long and a short run, so that set-up and the
+first, cold norms cancel.
 """
 
 import os
@@ -72,7 +72,7 @@ def probe(name: str, value: int, seed: int, steps: int, sequence: int) -> Probe:
 
 
 def cost(one: Probe, way: Way) -> Spent:
-    """Processor time, which a busy neighbour does not change."""
+    """Processor time, which other programs do not change."""
     spent = Spent()
     begin = time.process_time()
     with timed_norms(way, spent):

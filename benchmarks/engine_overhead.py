@@ -1,12 +1,12 @@
-"""What carrying out a job costs beyond the job: empty jobs on two workers, beside the standard
+"""What running a job costs beyond the job itself: empty jobs on two workers, ours and the standard
 library's pool.
 
     python benchmarks/engine_overhead.py
 
-Start-up is the time of a run of one job on one worker; the cost of a job is what many jobs take
-beyond a few, divided by how many more they are, so that starting and ending cancel. The variants
-take turns; the fastest run of each counts. The ledger puts every result on disk, with fsync, before
-it is announced.
+Start-up is the time of a run with one job on one worker. The cost per job is the extra time of many
+jobs over a few, divided by the number of extra jobs, so that starting and ending cancel. The
+variants alternate, and the fastest run of each counts. The ledger writes every result to disk, with
+fsync, before it is announced.
 """
 
 import os
@@ -39,7 +39,7 @@ def ours_with_ledger(jobs: dict[str, int], workers: int) -> None:
 
 
 def lines_alone(jobs: dict[str, int], workers: int) -> None:
-    """What the disk asks for the same lines, without any job."""
+    """Writing the same lines to disk, without any job."""
     with on_disk() as folder, (Path(folder) / "lines").open("wb", buffering=0) as file:
         for job, payload in jobs.items():
             file.write(f'{{"job": "{job}", "result": {payload}}}\n'.encode())
@@ -98,7 +98,8 @@ def main() -> None:
     print(f"{'':<36}{'a job, µs':>10}{'ratio':>8}{'one job from start to end, s':>31}")
     for name in VARIANTS:
         print(
-            f"{name:<36}{cost[name]:>10.0f}{cost[name] / reference:>8.2f}{times[name]['start']:>31.3f}"
+            f"{name:<36}{cost[name]:>10.0f}{cost[name] / reference:>8.2f}"
+            f"{times[name]['start']:>31.3f}"
         )
     print(
         "\nratio: to ProcessPoolExecutor with spawn, which like Local starts clean processes; fork "

@@ -1,9 +1,9 @@
-"""What importing costs: mupscale beyond torch, and the command line's first answer.
+"""What importing costs: mupscale on top of torch, and the first answer of the command line.
 
     python benchmarks/imports.py
 
-Each line is a process of its own; the variants take turns. The fastest run of each counts: the
-others were disturbed.
+Each line is a separate process, and the variants alternate. The fastest run of each counts, since
+the others were disturbed.
 """
 
 import subprocess

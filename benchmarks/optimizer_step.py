@@ -1,14 +1,14 @@
-"""What a plan's parameter groups cost an optimizer step: against one plain group, and beside mup's
-MuAdamW.
+"""What a plan's parameter groups cost per optimizer step, compared with one plain group and with
+mup's MuAdamW.
 
     python benchmarks/optimizer_step.py
 
-The model is a Llama of 124 million parameters with random gradients, in float32 on one thread, with
-mup's readout as its last layer so that mup takes it. All optimizers step the same tensors and share
-one state: they differ in their groups alone. In each round every variant steps once, in random
-order; "plain again" is the plain group a second time, which shows what the measurement itself is
-worth. Time is that of the processor: on a shared machine the clock also counts others. A ratio is
-the median over rounds, with a bootstrapped interval of 95 %.
+The model is a Llama with 124 million parameters and random gradients, in float32 on one thread,
+with mup's readout as its last layer so that mup accepts it. All optimizers step the same tensors
+and share one state: they differ only in their groups. In each round every variant steps once, in
+random order. "plain again" is the plain group a second time, which shows the error of the
+measurement. Times are processor time, because on a shared machine the clock also counts other
+programs. A ratio is the median over rounds, with a bootstrapped 95 % interval.
 """
 
 import platform
@@ -37,8 +37,8 @@ LR, DECAY = 1e-6, 0.1
 def llama(width: int, depth: int, kv_heads: int, *, for_mup: bool = False) -> LlamaForCausalLM:
     """Heads of 64, on the meta device."""
     config = LlamaConfig(
-        hidden_size=width, num_hidden_layers=depth, num_attention_heads=width // 64, num_key_value_heads=kv_heads,
-        intermediate_size=width * 8 // 3, vocab_size=32000,
+        hidden_size=width, num_hidden_layers=depth, num_attention_heads=width // 64,
+        num_key_value_heads=kv_heads, intermediate_size=width * 8 // 3, vocab_size=32000,
     )  # fmt: skip
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
@@ -57,10 +57,10 @@ def model_with_gradients() -> LlamaForCausalLM:
 
 
 def optimizers(model: LlamaForCausalLM, implementation: str) -> dict[str, Optimizer]:
-    """The variants. A base of another r and depth makes as many groups as a plan for a Llama has.
+    """The variants.
 
-    The plan is made for the Llama as it comes: MuReadout does not run where its tensors lack mup's
-    attribute.
+    A base with another r and depth gives as many groups as a plan for a Llama has. The plan is made
+    for the unmodified Llama: MuReadout does not run where its tensors lack mup's attribute.
     """
     options = {implementation: True}
     plan = mupscale.plan(llama(768, 12, 4), base=llama(384, 4, 6))
@@ -113,7 +113,7 @@ class Ratio:
 
 
 def report(implementation: str, variants: dict[str, Optimizer]) -> Ratio:
-    """Prints a row for each variant; returns the plan's ratio."""
+    """Print a row for each variant; return the plan's ratio."""
     times = list(rounds(variants, ROUNDS[implementation]))
     ratios: dict[str, Ratio] = {}
     for name, optimizer in variants.items():

@@ -3,12 +3,12 @@ depth 8.
 
     python benchmarks/plan_405b.py
 
-Each repeat is a process of its own. Beside the plan it measures what else such a model takes in
-that process: building it on the meta device, and `mup.set_base_shapes` with `MuAdamW`, which want a
-base of the same depth and are told to overlook that the readout is a plain linear layer. Planning
-includes reading both models, and so a forward pass of each on the meta device, followed operation
-by operation: that pass is measured once more by itself, and so is one of a small copy with weights
-on the CPU. Memory is the growth of the peak since `import transformers`.
+Each repeat is a separate process. It also measures what else such a model needs in that process:
+building it on the meta device, and `mup.set_base_shapes` with `MuAdamW`, which need a base of the
+same depth and run with the check of the readout's class switched off. Planning includes reading
+both models, with a forward pass of each on the meta device that is followed operation by operation.
+That pass is also measured by itself, and so is the pass of a small copy with weights on the CPU.
+Memory is the growth of the peak since `import transformers`.
 """
 
 import json
@@ -63,7 +63,7 @@ STAGES = {
 
 
 class Stages:
-    """Seconds by the clock and of the processor, and the peak of memory, after each stage."""
+    """Clock time, processor time and peak memory after each stage."""
 
     def __init__(self) -> None:
         self.measured: dict[str, tuple[float, float, float]] = {}
@@ -85,7 +85,7 @@ def peak_megabytes() -> float:
 
 
 def one_process() -> None:
-    """All stages in turn; prints what was measured as JSON."""
+    """Run all stages in order, and print the measurements as JSON."""
     stages = Stages()
     stages.run("transformers", import_transformers)
     model = stages.run("build", lambda: llama(TARGET))

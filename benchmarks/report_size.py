@@ -1,11 +1,11 @@
-"""The report of a large sweep: how long it takes to make, how much it weighs, and how fast it
-answers in a browser.
+"""The report of a large sweep: how long it takes to make, its size, and how fast it responds in a
+browser.
 
     python benchmarks/report_size.py
 
-Synthetic trials over lr and decay, four rules on five models. Sorting and filtering are timed in
-the page, from a click until the next frame is painted; the first figures are drawn when the page
-opens, the others when they come into view.
+Synthetic trials over learning rate and decay, four rules on five models. Sorting and filtering are
+timed in the page, from a click until the next frame is painted. The first figures are drawn when
+the page opens, the others when they scroll into view.
 """
 
 import shutil

@@ -54,7 +54,7 @@ Ask = Iterator[Seen]
 
 
 class Table:
-    """All runs of a cell, with what they say."""
+    """All runs of a cell, with their analysis."""
 
     def __init__(self, trials: list[TrialRecord]) -> None:
         self.runs = {(round(4 * trial.log2_lr), trial.seed): trial for trial in trials}
@@ -71,8 +71,8 @@ class Table:
         return self.runs[(min(max(round(4 * x), low), high), seed)]
 
     def untried(self, x: float, seed: int, seen: Sequence[Seen | Observation]) -> float | None:
-        """The nearest rate that was not tried with this seed: to try one again would tell nothing
-        new.
+        """The nearest rate that was not tried with this seed, since a repeated run gives no new
+        information.
         """
         tried = {round(4 * one.x) for one in seen if one.seed == seed}
         rates = [rate / 4 for rate, of in self.runs if of == seed and rate not in tried]
@@ -181,7 +181,7 @@ def by_lowest(seen: list[Seen]) -> float | None:
 
 
 def by_lowest_mean(seen: list[Seen]) -> float | None:
-    """Over seeds whose whole grid is there."""
+    """Over seeds with a complete grid."""
     rates = {one.x for one in seen}
     whole = [
         seed

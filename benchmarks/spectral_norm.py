@@ -1,15 +1,15 @@
-"""How fast `mupscale.norms.spectral_norm` is against `torch.linalg.matrix_norm`, at rtol 1e-3 on
-one thread.
+"""How fast `mupscale.norms.spectral_norm` is compared with `torch.linalg.matrix_norm`, at rtol 1e-3
+on one thread.
 
 Inputs are random matrices, which have no gap in their spectrum, and real weight updates W_t −
 W_{t−1} of AdamW: from a one-block transformer on the bytes of Python's standard library, and from a
-wide linear layer on the same bytes. "Warm" means started from the result of the matrix before: the
-previous step's update, or a random matrix changed by 1 %.
+wide linear layer on the same bytes. "Warm" means started from the result of the previous matrix:
+the previous step's update, or a random matrix changed by 1 %.
 
 Each repeat runs one function over all matrices of a cell and then the other over the same ones.
 Times are for one matrix (or one stack of 8), the median over repeats; the ratio is the median of
-the repeats' ratios. So a function finds its own code in the caches. A single call right after an
-SVD does not, and gains less: 64 × 576 most of all.
+the repeats' ratios. So each function has its code in the caches. A single call right after an SVD
+does not, and gains less, most of all at 64 × 576.
 """
 
 import platform
@@ -234,7 +234,7 @@ def main() -> None:
 
 
 def processor() -> str:
-    """The name of the processor, from Linux if it tells."""
+    """The name of the processor, if Linux provides it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,15 +1,16 @@
-"""What a study costs beyond its trials: trials that do nothing, beside plain Optuna and Ray Tune,
-and many of them.
+"""What a study costs beyond its trials: empty trials, compared with plain Optuna and Ray Tune, and
+many of them.
 
     python benchmarks/study_overhead.py
 
-The cost of a trial is what many trials take beyond a few, divided by how many more they are, so
-that starting and ending cancel. Every variant proposes log-uniform rates, runs on two processes of
-this machine and keeps results on disk: ours in records (fsync) and SQLite, Optuna in SQLite, Ray
-Tune in its own files. Ray Tune is left out unless it is installed (pip install 'ray[tune]').
+The cost per trial is the extra time of many trials over a few, divided by the number of extra
+trials, so that starting and ending cancel. Every variant proposes log-uniform learning rates, runs
+on two processes of this machine and keeps results on disk: ours in records (fsync) and SQLite,
+Optuna in SQLite, Ray Tune in its own files. Ray Tune is skipped where it is not installed (pip
+install 'ray[tune]').
 
-The second table is the driver alone: 1,000 simulated workers, whose trials take no time. What does
-a trial cost when there are 100, 1,000 and 10,000 before it?
+The second table is the driver alone: 1,000 simulated workers whose trials take no time. It shows
+the cost of a trial after 100, 1,000 and 10,000 others.
 
     python benchmarks/study_overhead.py --reopen 10000
 
@@ -59,7 +60,7 @@ def ours(trials: int, folder: Path) -> None:
 
 
 def optuna_alone(trials: int, folder: Path) -> None:
-    """As its documentation does it in parallel: processes that share a database."""
+    """In parallel as its documentation recommends: processes that share a database."""
     code = f"""
         import optuna
         from optuna.study import MaxTrialsCallback
@@ -94,7 +95,7 @@ def ray_tune(trials: int, folder: Path) -> None:
 
 
 def cost(run: Callable[[int, Path], None], few: int, many: int, repeats: int) -> float:
-    """Milliseconds a trial, by the least of several runs of each number."""
+    """Milliseconds per trial, from the fastest of several runs of each number."""
     least = dict.fromkeys((few, many), float("inf"))
     for _ in range(repeats):
         for trials in least:
@@ -106,7 +107,7 @@ def cost(run: Callable[[int, Path], None], few: int, many: int, repeats: int) ->
 
 
 class Simulated:
-    """An engine whose trials are over at once, in any order."""
+    """An engine whose trials end immediately, in any order."""
 
     def __init__(self, workers: int) -> None:
         self.capacity = workers

@@ -1,10 +1,11 @@
-"""Two workers of a study beside two bare training processes, on the same trials, in turns.
+"""Two workers of a study compared with two bare training processes, on the same trials,
+alternating.
 
     python benchmarks/study_throughput.py [ROUNDS]
 
-The bare processes are what one writes by hand: each calls `mupscale.training.run` on its half of
-the trials, one after the other. Both start from nothing, imports included; a bare one does not
-search, record or keep anything beyond it.
+The bare processes are what you would write by hand: each calls `mupscale.training.run` on its half
+of the trials, one after the other. Both start from scratch, imports included. A bare process does
+not search, record or keep anything else.
 """
 
 import os

@@ -1,18 +1,18 @@
-"""Tokens a second that the reference GPT trains on one core, beside transformers' GPT-2 of the same
-shape.
+"""Training speed of the reference GPT on one core, in tokens per second, compared with
+transformers' GPT-2 of the same shape.
 
     python benchmarks/throughput.py
 
 A step is forward, backward and AdamW (fused), in float32 on one thread, on 8 sequences of 128
-tokens; 4 blocks, 256 tokens in the vocabulary, readout untied. GPT-2 has the same loop and loss,
-sdpa attention, no dropout and no cache. It comes with the tanh GELU written out in Python ("as it
+tokens, with 4 blocks, a vocabulary of 256 and an untied readout. GPT-2 has the same loop and loss,
+sdpa attention, no dropout and no cache. By default its tanh GELU is written out in Python ("as it
 comes"); "with GELU" it computes the same activation as ours, in one kernel. In each round every
-model takes a step, in random order. Time is that of the processor: on a shared machine the clock
-also counts others. A ratio is the median over rounds, with a bootstrapped interval of 95 %.
+model takes a step, in random order. Times are processor time, because on a shared machine the clock
+also counts other programs. A ratio is the median over rounds, with a bootstrapped 95 % interval.
 
-Of the peak: 6 operations for each matrix entry and token, and 6 · T · inner for each block and
-token (causal attention, forward and backward), over what float32 products of 1024 × 1024 reach
-here, measured between the rounds.
+Share of the peak: 6 operations per matrix entry and token, and 6 · T · inner per block and token
+(causal attention, forward and backward), divided by the speed of float32 products of 1024 × 1024,
+measured between the rounds.
 """
 
 import os
@@ -53,16 +53,18 @@ Step = Callable[[], Any]
 def ours(width: int) -> GPT:
     return GPT(
         GPTConfig(
-            width=width, depth=DEPTH, n_heads=width // HEAD_DIMS[width], vocabulary=VOCABULARY, context=LENGTH
+            width=width, depth=DEPTH, n_heads=width // HEAD_DIMS[width], vocabulary=VOCABULARY,
+            context=LENGTH,
         )
     )  # fmt: skip
 
 
 def gpt2(width: int, activation: str) -> nn.Module:
     config = transformers.GPT2Config(
-        n_embd=width, n_layer=DEPTH, n_head=width // HEAD_DIMS[width], vocab_size=VOCABULARY, n_positions=LENGTH,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, activation_function=activation, tie_word_embeddings=False,
-        use_cache=False, attn_implementation="sdpa", bos_token_id=None, eos_token_id=None,
+        n_embd=width, n_layer=DEPTH, n_head=width // HEAD_DIMS[width], vocab_size=VOCABULARY,
+        n_positions=LENGTH, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        activation_function=activation, tie_word_embeddings=False, use_cache=False,
+        attn_implementation="sdpa", bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     return transformers.GPT2LMHeadModel(config)
 
@@ -112,7 +114,7 @@ def seconds(step: Step) -> float:
 
 
 def rounds(steps: Mapping[str, Step], count: int) -> dict[str, list[float]]:
-    """Seconds of each, round by round."""
+    """Seconds of each model, round by round."""
     order, generator = list(steps), random.Random(0)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(WARM_UP_ROUNDS + count):
@@ -153,7 +155,7 @@ def operations(model: GPT) -> int:
 
 
 def against_gpt2(width: int) -> list[Ratio]:
-    """Prints the row of one width; returns the ratios to GPT-2 as it comes and with GELU."""
+    """Print the row of one width; return the ratios to GPT-2 as it comes and with GELU."""
     torch.manual_seed(0)
     model = ours(width)
     steps = {
@@ -190,9 +192,7 @@ KINDS = {
 
 
 def shares(step: Step, repeats: int) -> dict[str, float]:
-    """Where the time goes, by kind. Python, autograd's bookkeeping, sums and copies are "the
-    rest".
-    """
+    """Time by kind of operation. Python, autograd's bookkeeping, sums and copies are "the rest"."""
     for _ in range(WARM_UP_ROUNDS):
         step()
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
@@ -269,8 +269,8 @@ def main() -> None:
         f"{transformers.__version__}"
     )
     print(
-        f"1 thread, float32, {BATCH} × {LENGTH} tokens, {DEPTH} blocks; tokens a second, and ours "
-        "over GPT-2\n"
+        f"1 thread, float32, {BATCH} × {LENGTH} tokens, {DEPTH} blocks; tokens per second, and "
+        "ours over GPT-2\n"
     )
     print(f"{'width':>5}{'ours':>10}{'as it comes':>14}  {'ours is faster':<20}{'with GELU':>10}  "
           f"{'ours is faster':<20}{'peak':>7}{'of it':>8}")  # fmt: skip

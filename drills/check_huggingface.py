@@ -1,13 +1,13 @@
-"""Does the coordinate check say of Hugging Face models what theory says: over r, and over the
-width?
+"""Does the coordinate check of Hugging Face models agree with theory, over r (query heads per
+key/value head) and over the width?
 
     python drills/check_huggingface.py [FOLDER]
 
-Llama, Qwen3 (norms on queries and keys) and Gemma 2 (norms behind each branch, tied embeddings
-times √width). Over r keys and values must fail under `mup`, and nothing else; over the width all
-hidden matrices must fail under `sp`; under `gqa-mup` everything must pass. Given a folder, the runs
-are kept there and not done again. Exits with 1 if a verdict is another one, or if a slope of keys
-or values over r is further than 0.1 from theory's.
+Llama, Qwen3 (norms on queries and keys) and Gemma 2 (norms after each branch, tied embeddings times
+√width). Over r, only keys and values must fail under `mup`. Over the width, all hidden matrices
+must fail under `sp`. Under `gqa-mup` everything must pass. If a folder is given, the runs are kept
+there and not repeated. Exits with 1 if a verdict differs, or if a slope of keys or values over r is
+further than 0.1 from theory's.
 """
 
 import sys
@@ -27,7 +27,10 @@ ARCHITECTURES = {"Llama": "hf:llama", "Qwen3": "hf:qwen3", "Gemma 2": "hf:gemma2
 # Many small heads: an update of keys is the less coherent the more heads it is of, which levels off
 # with their number. With 12 heads of 32 and r = 3 that gives keys of Llama a slope of −0.07 over
 # the width, inconclusive at 8 seeds.
-SHAPE = "hidden_size=384,intermediate_size=768,num_hidden_layers=2,num_attention_heads=24,head_dim=16,vocab_size=256"
+SHAPE = (
+    "hidden_size=384,intermediate_size=768,num_hidden_layers=2,num_attention_heads=24,head_dim=16,"
+    "vocab_size=256"
+)
 # At 2^-13 a few steps move the weights by a fifth: gradients then turn, the more the larger a rate
 # is.
 SETUP = Setup(lr=2**-16, batch=1, sequence=256)
@@ -38,7 +41,7 @@ HIDDEN = ("query", "key", "value", "attention_output", "mlp_in", "mlp_out")
 
 @dataclass(frozen=True)
 class Case:
-    """A check and what it must say. `fails` are the roles whose update fails."""
+    """A check and its expected verdict. `fails` are the roles whose update must fail."""
 
     name: str
     values: tuple[int, ...]
@@ -74,14 +77,14 @@ def check(kind: str, case: Case, folder: Path) -> CheckResult:
 
 
 def shown(result: CheckResult) -> list[Finding]:
-    """Over r the updates of keys and values, over the width whatever is furthest from flat."""
+    """Over r the updates of keys and values; over the width the finding furthest from flat."""
     if result.quantity == "r":
         return [result.finding("update", role) for role in SHARED]
     return [max(result.judged, key=lambda one: max(-one.flatness.low, one.flatness.high))]
 
 
 def faults(result: CheckResult, case: Case) -> Iterator[str]:
-    """What is not as theory says."""
+    """What differs from theory."""
     if result.verdict != case.verdict:
         yield f"the verdict is {result.verdict}, not {case.verdict}"
     failed = [

@@ -1,11 +1,11 @@
-"""Can the coordinate check fail, and does it cry wolf? Eight wrong plans and four right ones, with
-new seeds each time.
+"""Does the coordinate check catch wrong plans, and does it raise false alarms? Eight wrong plans
+and four right ones, with new seeds each time.
 
     python drills/check_mutations.py [REPETITIONS] [FOLDER]
 
 A wrong plan counts as detected if the verdict is fail; inconclusive is a miss. It should also fail
 where it is wrong: `expected` names the statistics and roles. A right plan that fails is a false
-alarm. With a folder, finished checks are kept there, and the drill goes on where it was stopped.
+alarm. With a folder, finished checks are kept there, and the drill continues where it was stopped.
 Exits with 1 if fewer than nine of ten wrong plans of any kind are detected, or if more than one in
 twenty right plans fails (the check's confidence is 95 %).
 """
@@ -53,7 +53,7 @@ Place = tuple[str, str]
 def planned(
     model: nn.Module, base: nn.Module, change: Callable[[PlannedParameter], PlannedParameter]
 ) -> Plan:
-    """The right plan, but for what `change` does."""
+    """The right plan with one `change`."""
     right = plan(model, base=base, rule=RIGHT)
     return dataclasses.replace(
         right, parameters={name: change(p) for name, p in right.parameters.items()}
@@ -61,7 +61,7 @@ def planned(
 
 
 def without_rate(model: nn.Module, base: nn.Module) -> Plan:
-    """The hidden rate without its 1/n."""
+    """The hidden learning rate without its 1/n."""
 
     def change(p: PlannedParameter) -> PlannedParameter:
         return dataclasses.replace(p, lr=p.lr * _width_ratio(p)) if p.role in MATRICES else p
@@ -83,7 +83,7 @@ def with_small_init(model: nn.Module, base: nn.Module) -> Plan:
 
 
 def without_multiplier(model: nn.Module, base: nn.Module) -> Plan:
-    """The readout without its multiplier: (σ, η, λ, ε) as they were before it was folded in."""
+    """The readout without its multiplier: (σ, η, λ, ε) as before folding."""
 
     def change(p: PlannedParameter) -> PlannedParameter:
         if p.role != "readout":
@@ -107,7 +107,7 @@ def _width_ratio(p: PlannedParameter) -> float:
 
 @dataclass(frozen=True)
 class Case:
-    """A plan, and where it is wrong if it is."""
+    """A plan, and where it is wrong (nowhere for a right plan)."""
 
     name: str
     over: str
@@ -123,7 +123,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Range:
-    """Over which sizes of which model, and with how many seeds and steps."""
+    """The sizes of a model, with the number of seeds and steps."""
 
     model: str
     vary: Mapping[str, Sequence[int]]
@@ -225,8 +225,9 @@ def recorded(job: tuple[Case, int]) -> dict[str, Any]:
     result = check(case, over, range(100 * repetition, 100 * repetition + over.seeds))
     findings = [
         {
-            "statistic": one.statistic, "role": one.role, "verdict": one.verdict, "slope": one.flatness.slope.value,
-            "low": one.flatness.low, "high": one.flatness.high, "predicted": one.predicted,
+            "statistic": one.statistic, "role": one.role, "verdict": one.verdict,
+            "slope": one.flatness.slope.value, "low": one.flatness.low, "high": one.flatness.high,
+            "predicted": one.predicted,
         }
         for one in result.judged
     ]  # fmt: skip
@@ -267,7 +268,7 @@ class Tally:
 
     @property
     def in_place(self) -> int:
-        """Repetitions in which a finding that is expected to fail is among those that did."""
+        """Repetitions in which an expected finding failed."""
         return sum(
             any(
                 f["verdict"] == "fail" and (f["statistic"], f["role"]) in self.case.expected
@@ -278,7 +279,7 @@ class Tally:
 
     @property
     def caught_by(self) -> Place:
-        """The expected finding that failed most often; the first of equals."""
+        """The expected finding that failed most often; the first in a tie."""
         fails = self.places("fail")
         return max(self.case.expected, key=lambda place: fails[place])
 
@@ -293,12 +294,16 @@ def wrong_lines(tallies: Sequence[Tally]) -> Iterator[str]:
         yield (
             f"{tally.case.name:<27}{tally.case.over:<7}{tally.share('fail'):>9}"
             f"{tally.count('inconclusive'):>14}{f'{tally.in_place}/{len(tally.checks)}':>10}   "
-            f"{named(place):<26}{number(tally.mean(place, 'slope')):>7}{number(tally.mean(place, 'predicted')):>8}"
+            f"{named(place):<26}{number(tally.mean(place, 'slope')):>7}"
+            f"{number(tally.mean(place, 'predicted')):>8}"
         )
 
 
 def right_lines(tallies: Sequence[Tally]) -> Iterator[str]:
-    yield f"{'right plan':<27}{'over':<7}{'false alarms':>13}{'inconclusive':>14}{'pass':>6}   steepest on average"
+    yield (
+        f"{'right plan':<27}{'over':<7}{'false alarms':>13}{'inconclusive':>14}{'pass':>6}   "
+        "steepest on average"
+    )
     for tally in tallies:
         places = [
             (f["statistic"], f["role"])
@@ -318,7 +323,10 @@ GROWING = ("block", "stream")
 
 
 def detail_lines(tallies: Sequence[Tally]) -> Iterator[str]:
-    yield "Every finding that failed, with how often, its mean slope and theory's; * where it was not expected:"
+    yield (
+        "Every finding that failed: how often, its mean slope and theory's; * where it was not "
+        "expected:"
+    )
     for tally in tallies:
         yield f"  {tally.case.name}, over {tally.case.over}"
         yield from _places(tally, "fail") if tally.places("fail") else ["    none"]

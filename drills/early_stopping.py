@@ -1,11 +1,12 @@
-"""Does early stopping stop what matters? The rule against full runs of the dense table.
+"""Does early stopping spare the runs that matter? The rule is applied to full runs of the dense
+table.
 
     python drills/early_stopping.py [STUDY]
 
-Every run is measured, as it would have been, against every run of its seed that lies within one
-power of two of the optimum: such a run is the best so far in a search that has begun. Counted are
-runs by their distance from the optimum: how many are stopped, what share of their tokens is spent,
-and how much worse the best of the stopped ones ended than the best run of its cell and seed.
+Every run is compared with every run of its seed within one octave (a factor of two) of the optimum:
+such a run is the best so far in a search that has begun. Runs are counted by their distance from
+the optimum: how many are stopped, the share of their tokens that is spent, and how much worse the
+best stopped run ended than the best run of its cell and seed.
 """
 
 import sys
@@ -23,7 +24,7 @@ BANDS = ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, 3.0))
 
 
 def spent(run: TrialRecord, best: TrialRecord) -> float | None:
-    """The share of its steps at which the run is stopped; None if it is not."""
+    """The share of its steps at which the run is stopped; None if it is not stopped."""
     curve = LossCurve(stop=reference(best.curve, best.steps or 1).to_dict(), steps=run.steps)
     try:
         for step, loss in run.curve:

@@ -1,12 +1,12 @@
-"""Do the intervals of the exponent γ hold the true one as often as they say?
+"""Do the intervals of the exponent γ contain the true value as often as they claim?
 
-Made runs with the design of `kv-factor`: r = 1, 4 and 12, five factors, nine rates, three seeds.
-The loss is the sum of two bowls, one for the key/value weights, which see the rate times the
-factor, and one for all others; so the optimum of the rate falls as the factor grows, and each
-factor has a lowest loss of its own. Noise around the curves, how far they lean and how far the
-optima and levels of seeds lie apart are those of the runs of `results/gqa-dense`. The two true γ
-are drawn apart from each other. Exits with 1 if less than 92 % of the 95 % intervals hold, or if
-"one γ serves every r" is denied in more than 9 % of cases in which it does.
+Simulated runs with the design of `kv-factor`: r = 1, 4 and 12, five factors, nine learning rates,
+three seeds. The loss is the sum of two bowls: one for the key/value weights, whose learning rate is
+multiplied by the factor, and one for all other weights. So the optimal rate falls as the factor
+grows, and each factor has its own lowest loss. The noise, the asymmetry of the curves, and the
+spread of optima and levels between seeds are those of `results/gqa-dense`. The two true γ are drawn
+independently. Exits with 1 if less than 92 % of the 95 % intervals contain the true γ, or if "one γ
+fits every r" is rejected in more than 9 % of the cases in which it is true.
 """
 
 import math
@@ -38,7 +38,7 @@ its runs.
 
 @dataclass(frozen=True)
 class Truth:
-    """Bowls in which `share` of the bend is that of the key/value weights."""
+    """Bowls in which `share` of the curvature comes from the key/value weights."""
 
     still: float
     loss: float
@@ -46,8 +46,8 @@ class Truth:
     leans: tuple[float, float]
 
     def height(self, u: Array, z: float, apart: float) -> Array:
-        """At a rate u octaves from the others' best, with a factor z, where the key/value weights'
-        best is `apart`.
+        """The loss at a rate u octaves from the others' best, with a factor z, where the key/value
+        weights' best is `apart`.
         """
         return (1 - self.share) * shape(u, self.leans[0]) + self.share * shape(
             u + z - apart, self.leans[1]
@@ -63,14 +63,14 @@ class Truth:
 
 
 def factors(r: int) -> list[float]:
-    """log2 of those of kv-factor."""
+    """log2 of the factors of kv-factor."""
     return [-1.0, 0.0, log2_paper_factor(r), math.log2(r) / 2, math.log2(r)]
 
 
 def drawn(
     truth: Truth, cells: Sequence[Recorded], random: np.random.Generator, seeds: int = 3
 ) -> list[Factored]:
-    """A study with these answers."""
+    """A simulated study with these answers."""
     base, bend = 0.1, float(np.mean([cell.square for cell in cells]))
     residuals = np.concatenate([cell.residuals for cell in cells])
     moved = SHARED_SPREAD * random.standard_normal(seeds)
@@ -109,8 +109,8 @@ def drawn(
 def coverage(
     share: float, repetitions: int, seeds: int = 3, seed: int = 1
 ) -> dict[str, list[tuple[bool, float, bool]]]:
-    """For each question and draw: whether γ was held, half the interval's width, and whether one γ
-    was denied.
+    """For each question and draw: whether the interval contains γ, half its width, and whether a
+    common γ was rejected.
     """
     cells, random = recorded_cells(), np.random.default_rng(seed)
     told: dict[str, list[tuple[bool, float, bool]]] = {"still": [], "loss": []}

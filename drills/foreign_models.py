@@ -1,12 +1,12 @@
-"""Are models of other projects planned right, and does the coordinate check agree?
+"""Are models of other projects planned correctly, and does the coordinate check agree?
 
     python drills/foreign_models.py [MODEL …]
 
-For each model of `tests/foreign/cases.py`: how many roles had to be said, how many numbers of its
-plans are as the hand-written tables say (over the width, over the depth, over r), and what the
-coordinate check says of the plan over each of them and of standard parametrization over the width.
-Seeds are added while a check is inconclusive. Exits with 1 on a wrong number, a failed check, or a
-check that does not see standard parametrization fail.
+For each model of `tests/foreign/cases.py`: how many roles the user has to name, how many numbers of
+its plans equal those of the hand-written tables (over the width, the depth and r), and the verdict
+of the coordinate check on the plan over each of them and on the standard parameterization over the
+width. Seeds are added while a check is inconclusive. Exits with 1 on a wrong number, a failed
+check, or a check that passes the standard parameterization.
 """
 
 import sys
@@ -86,7 +86,7 @@ class Building:
 
 @dataclass(frozen=True)
 class Row:
-    """What was found of one model."""
+    """The results for one model."""
 
     case: Case
     parameters: int
@@ -135,7 +135,7 @@ def _verdict(result: CheckResult | None) -> str:
 
 
 def _worst(result: CheckResult) -> str:
-    """What is missing, and the finding that is furthest from flat."""
+    """What is missing, and the finding furthest from flat."""
     rank = {"fail": 0, "inconclusive": 1, "pass": 2}
     missing = [f"{name} was not measured" for name in result.unjudged]
 
@@ -153,7 +153,7 @@ def _worst(result: CheckResult) -> str:
 
 
 def numbers(case: Case) -> tuple[int, list[str]]:
-    """How many numbers were compared, and those that are wrong."""
+    """The number of compared numbers, and the wrong ones."""
     total, wrong = 0, list[str]()
     for name, (target, base) in NUMBERS.items():
         if name in _quantities(case) or (name == "r from 2" and "r" in _quantities(case)):
@@ -163,7 +163,7 @@ def numbers(case: Case) -> tuple[int, list[str]]:
 
 
 def _quantities(case: Case) -> list[str]:
-    """What can be varied."""
+    """The dimensions that can be varied."""
     return [
         "width",
         *(["depth"] if case.deepens else []),
@@ -172,7 +172,7 @@ def _quantities(case: Case) -> list[str]:
 
 
 def check(case: Case, quantity: str, rule: str, reading: Reading, folder: Path) -> CheckResult:
-    """With as many seeds as it takes, within limits."""
+    """With as many seeds as needed, up to a limit."""
     ((name, values),) = VALUES[quantity].items()
     values = NARROW.get(case.name, values) if quantity == "width" else values
     values = values[:2] if rule == "sp" else values  # that it fails is plain to see
@@ -181,8 +181,9 @@ def check(case: Case, quantity: str, rule: str, reading: Reading, folder: Path) 
     result: CheckResult | None = None
     for seeds in SEEDS_OF_SP if rule == "sp" else SEEDS:
         result = coordinate_check(
-            Building(case.name, quantity), {name: values}, rule=rule, seeds=seeds, steps=STEPS, setup=SETUP,
-            data=how.data, loss=how.loss, reading=reading, engine=Local(workers=0), folder=place,
+            Building(case.name, quantity), {name: values}, rule=rule, seeds=seeds, steps=STEPS,
+            setup=SETUP, data=how.data, loss=how.loss, reading=reading, engine=Local(workers=0),
+            folder=place,
         )  # fmt: skip
         if result.verdict != "inconclusive" or result.unjudged:
             break
@@ -205,7 +206,7 @@ def line(cells: Sequence[str]) -> str:
 
 
 def _titan_in_sight() -> None:
-    """What torchtitan brings along must not be seen by the others, so it comes last."""
+    """It comes last: what torchtitan depends on must not be visible to the others."""
     sys.path.append(str(Path(sys.prefix) / "torchtitan"))
 
 

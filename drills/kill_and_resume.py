@@ -1,10 +1,10 @@
-"""Kill −9 at random moments, run again: the same metrics and weights, to the bit, as a run that
-nobody disturbed.
+"""Kill a run with SIGKILL at random moments and run it again: metrics and weights must equal those
+of an undisturbed run, bit by bit.
 
     python drills/kill_and_resume.py [KILLS [STEPS]]
 
-Each attempt is a process of its own, killed a random time after a random number of steps; then the
-same config is run again in the same folder.
+Each attempt is a separate process, killed a random time after a random number of steps. Then the
+same config runs again in the same folder.
 """
 
 import hashlib
@@ -35,9 +35,7 @@ CONFIG = RunConfig.from_dict(
 
 
 def attempt(folder: Path, steps: int | None, seconds: float = 0.0) -> bool:
-    """Run in a child, killed so many seconds after it has done so many steps; whether it came to
-    its end.
-    """
+    """Run in a child, and kill it `seconds` after `steps` steps. Returns whether it finished."""
     lines = written(folder)
     child = os.fork()
     if child == 0:
@@ -58,7 +56,7 @@ def attempt(folder: Path, steps: int | None, seconds: float = 0.0) -> bool:
 
 
 def wait_for(folder: Path, lines: int, child: int) -> None:
-    """Until the metrics have so many lines, or the child has ended (and waits to be asked)."""
+    """Wait until the metrics have this number of lines, or the child has ended."""
     while written(folder) < lines:
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return
@@ -71,7 +69,7 @@ def written(folder: Path) -> int:
 
 
 def digest(folder: Path) -> dict[str, str]:
-    """What a finished run left behind."""
+    """A hash of what a finished run left behind."""
     files = [
         folder / "metrics.jsonl",
         folder / "record.json",

@@ -1,8 +1,9 @@
-"""How many runs does a claim need? Parts of the dense table, analysed as if no more had been run.
+"""How many runs does a claim need? Parts of the dense table, analysed as if nothing else had been
+run.
 
-For each part (seeds × distance of rates): half the 95 % interval of an optimum, of its drift with
-r, and of the difference of two rules' drifts, averaged over what the table has. A claim that needs
-less than these cannot be decided.
+For each part (number of seeds and distance between learning rates): half the 95 % interval of an
+optimum, of its drift with r, and of the difference between the drifts of two rules, averaged over
+the table. A claim about a smaller effect cannot be decided.
 """
 
 import itertools
@@ -20,7 +21,7 @@ SEEDS, STEPS = (42, 43, 44), (0.25, 0.5, 1.0)
 
 
 def parts(runs: list[Measurement], count: int, step: float) -> Iterator[list[Measurement]]:
-    """Every choice of so many seeds."""
+    """Every choice of `count` seeds."""
     for chosen in itertools.combinations(SEEDS, count):
         yield [
             run
@@ -30,7 +31,7 @@ def parts(runs: list[Measurement], count: int, step: float) -> Iterator[list[Mea
 
 
 def half(found: list[Estimate]) -> str:
-    """Of those that are bounded, and how many are not."""
+    """Mean half-width of the bounded intervals, and how many are unbounded."""
     bounded = [(one.high - one.low) / 2 for one in found if one.bounded]
     missing = len(found) - len(bounded)
     return (f"± {fmean(bounded):.2f}" if bounded else "none") + (
@@ -41,7 +42,7 @@ def half(found: list[Estimate]) -> str:
 def main() -> None:
     runs, axis = measured(Study.open(DENSE))
     print(
-        f"{'seeds':>5}{'rates':>7}{'runs a cell':>13}  "
+        f"{'seeds':>5}{'rates':>7}{'runs per cell':>15}  "
         f"{'optimum':<24}{'drift with r':<24}difference of drifts"
     )
     for count, step in itertools.product((1, 2, 3), STEPS):
@@ -53,7 +54,7 @@ def main() -> None:
         ]
         rates = round(4 / step) + 1
         print(
-            f"{count:>5}{rates:>7}{count * rates:>13}  "
+            f"{count:>5}{rates:>7}{count * rates:>15}  "
             f"{half(optima):<24}{half(drifts):<24}{half(both)}"
         )
     print("octaves; drifts for each doubling of r, over r = 1, 4, 12")

@@ -1,12 +1,12 @@
-"""Does the interval of `fit_slope` cover the true slope as often as it says, and is any other
+"""Does the interval of `fit_slope` cover the true slope as often as it claims, and is another
 interval narrower?
 
-Every method sees the same draws: S seeds at V values of x from 1 to 12, each seed with a level of
-its own, and noise of standard deviation 1 where it is even. The true slope is 0. Half-widths are
-means, at 95 % and, as the verdicts use it, corrected for 12 comparisons (nominal 99.58 %). The
-chosen method is written out for many draws at once, and must agree with `fit_slope` on the first of
-them. Exits with 1 if the chosen interval leaves 93 to 97 % under even noise, or falls below 93 %
-where the noise grows or shrinks with √x.
+Every method sees the same draws: S seeds at V values of x from 1 to 12, with a level for each seed,
+and noise of standard deviation 1 where it is uniform. The true slope is 0. Half-widths are means,
+at 95 % and, as in the verdicts, corrected for 12 comparisons (nominal 99.58 %). The chosen method
+is implemented for many draws at once, and must agree with `fit_slope` on the first of them. Exits
+with 1 if the coverage of the chosen interval is outside 93 to 97 % under uniform noise, or below 93
+% where the noise grows or shrinks with √x.
 """
 
 import itertools
@@ -64,9 +64,7 @@ def heavy_tails(rng: np.random.Generator, x: Array, shape: tuple[int, ...]) -> A
 
 
 def own_slopes(rng: np.random.Generator, x: Array, shape: tuple[int, ...]) -> Array:
-    """Each seed has a slope of its own, which varies as much as the noise makes a seed's slope
-    vary.
-    """
+    """Each seed has its own slope, with the variance that noise gives a seed's slope."""
     size = np.linalg.norm(contrast_of(x))
     return even(rng, x, shape) + size * rng.standard_normal((*shape[:2], 1)) * np.log(x)
 
@@ -178,8 +176,9 @@ METHODS: tuple[Method, ...] = (
 def bootstrap(logs: Array, contrast: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     """Percentile bootstrap over seeds: whether each interval covers 0, and its half-width.
 
-    At three seeds one resample in 27 is the smallest slope three times, so the interval is from the
-    smallest to the largest: it misses whenever all three have one sign, which is every fourth time.
+    At three seeds one resample in 27 is the smallest slope three times, so the interval reaches
+    from the smallest to the largest slope. It misses whenever all three have the same sign, which
+    happens every fourth time.
     """
     seeds = logs.shape[1]
     picks = rng.integers(seeds, size=(RESAMPLES, seeds))
@@ -201,7 +200,7 @@ def check_against_fit_slope(x: Array, logs: Array) -> None:
 
 
 def results(x: Array, logs: Array, rng: np.random.Generator) -> Iterator[tuple[str, Array, Array]]:
-    """Of each method its name, coverage and mean half-width at each level."""
+    """For each method its name, coverage and mean half-width at each level."""
     contrast = contrast_of(x)
     misses = np.abs((logs @ contrast).mean(axis=1))
     for method in METHODS:
@@ -220,8 +219,8 @@ def broken(noise: str, method: str, coverage: float) -> bool:
 
 
 def lines(rng: np.random.Generator) -> Iterator[tuple[str, int]]:
-    """A line of the table: a noise, a method and a number of seeds; and how many of its settings
-    break the promise.
+    """A row of the table (noise, method, number of seeds), and how many of its settings have wrong
+    coverage.
     """
     for noise, seeds in itertools.product(NOISES, SEEDS):
         rows: dict[str, list[tuple[Array, Array]]] = {}

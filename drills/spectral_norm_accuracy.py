@@ -1,9 +1,9 @@
-"""Does `spectral_norm` keep its promise? Thousands of matrices, kind by kind, against their true
-norms at rtol 1e-3.
+"""Is `spectral_norm` as accurate as promised? Thousands of matrices of several kinds, compared with
+their true norms at rtol 1e-3.
 
-Matrices are float32. Where the singular values are chosen, the largest of them is the truth;
+Matrices are float32. Where the singular values are chosen, the truth is the largest of them;
 elsewhere it is a float64 SVD. Every matrix has its own generator, so that the random test of the
-power method is drawn anew each time. Exits with 1 if any norm is off by more than it may be.
+power method is drawn anew each time. Exits with 1 if any error exceeds the tolerance.
 """
 
 import math
@@ -156,7 +156,8 @@ def lines() -> Iterator[tuple[str, int, int]]:
                     errors[method].append(abs(float(result) / case.norm - 1))
             for method, found in errors.items():
                 broken = sum(not error <= RTOL for error in found)
-                label = f"{family.__name__.replace('_', ' '):<14} {shape[0]:>5}x{shape[1]:<5} {method:<6}"
+                name = family.__name__.replace("_", " ")
+                label = f"{name:<14} {shape[0]:>5}x{shape[1]:<5} {method:<6}"
                 yield f"{label} {count:>9} {max(found):>14.1e} {broken:>11}", count, broken
 
 

@@ -1,11 +1,11 @@
-"""Kill a study at random moments, run it again, and compare it with one that was left alone.
+"""Kill a study at random moments, run it again, and compare it with an undisturbed one.
 
     python drills/study_faults.py [KILLS]
 
-Each kill is a SIGKILL: of a worker, of the driver, or of the driver and all its workers at once.
-The study is then run again, as a user would, until it ends. Two kinds of studies take turns: an
-adaptive search with a function that takes a fifth of a second, on two cells, and a grid of real
-training runs of a tiny model, which resume from their checkpoints.
+Each kill is a SIGKILL of a worker, of the driver, or of the driver and all its workers at once. The
+study is then run again, as a user would, until it ends. Two kinds of studies alternate: an adaptive
+search with a function that takes a fifth of a second, on two cells, and a grid of real training
+runs of a tiny model, which resume from their checkpoints.
 """
 
 import json
@@ -33,7 +33,8 @@ def train(trial):
     for step in range(1, 11):
         trial.report(step, 4 - 0.15 * step + 0.05 * (x + 6.2) ** 2, steps=10)
         time.sleep(0.02)
-    return {"loss": 2 + 0.05 * (x + 6.2) ** 2 + 0.005 * math.sin(50 * x + trial.seed), "tokens": 1000}
+    noise = 0.005 * math.sin(50 * x + trial.seed)
+    return {"loss": 2 + 0.05 * (x + 6.2) ** 2 + noise, "tokens": 1000}
 """
 COMMON = {"name": "faults", "seeds": [1, 2, 3], "engine": {"workers": 2}}
 STUDIES = {
@@ -69,7 +70,7 @@ def begun(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def outcome(folder: Path) -> list[dict[str, object]]:
-    """All but times and attempts."""
+    """Everything except times and attempts."""
     apart = ("began", "seconds", "attempts")
     return [
         {k: v for k, v in t.to_dict().items() if k not in apart} for t in Study.open(folder).trials

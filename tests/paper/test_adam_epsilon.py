@@ -117,8 +117,8 @@ def test_the_committed_numbers_come_out_again():
         assert numbers["rms"] == pytest.approx(committed["roles"][role]["rms"], rel=1e-4)
         assert numbers["left"] == pytest.approx(committed["roles"][role]["left"], rel=1e-3)
     again = coordinate_check(
-        size.family, {"width": (32, 64)}, rule=experiment.RULES["fixed"], seeds=(1, 2), steps=size.steps,
-        setup=size.setup("large"), engine=HERE,
+        size.family, {"width": (32, 64)}, rule=experiment.RULES["fixed"], seeds=(1, 2),
+        steps=size.steps, setup=size.setup("large"), engine=HERE,
     )  # fmt: skip
     rows = [
         json.loads(line)

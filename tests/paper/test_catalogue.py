@@ -74,8 +74,10 @@ def test_epsilon_comes_out_as_1e_9_over_n_where_a_rule_scales_it(name, models):
 
 def test_factors_of_the_kv_study_are_those_it_is_about():
     config = load("kv-factor", "paper")
-    wanted = {"complete-p": lambda r: 1, "gqa-mup": lambda r: (1 + r**0.5) / 2, "kv-half": lambda r: 0.5,
-              "kv-sqrt-r": lambda r: r**0.5, "kv-r": lambda r: r}  # fmt: skip
+    wanted = {
+        "complete-p": lambda r: 1, "gqa-mup": lambda r: (1 + r**0.5) / 2, "kv-half": lambda r: 0.5,
+        "kv-sqrt-r": lambda r: r**0.5, "kv-r": lambda r: r,
+    }  # fmt: skip
     for cell in config.cells():
         run = middle_run(config, cell)
         lr = {p.role: p.lr for p in plan_for(run).parameters.values()}

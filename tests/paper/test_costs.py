@@ -26,7 +26,8 @@ from mupscale.studies.config import Search
 
 DENSE = Path(__file__).parents[2] / "results/gqa-dense"
 SMALL = {
-    "name": "small", "rules": ["mup", "gqa-mup"], "seeds": [1, 2], "space": {"lr": ["2^-8", "2^-5"]},
+    "name": "small", "rules": ["mup", "gqa-mup"], "seeds": [1, 2],
+    "space": {"lr": ["2^-8", "2^-5"]},
     "search": {"method": "grid", "step": 1.0},
     "model": {"width": 64, "depth": 2, "n_heads": 4, "vocabulary": 256, "context": 64},
     "base": {"width": 32}, "data": {"sequence": 64}, "length": {"steps": 30, "batch": 8},

@@ -33,6 +33,7 @@ from mupscale.paper.claims import Claim, Verdict, decided
 from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
 from mupscale.paper.few_steps import (
     HIDDEN,
+    PAPER_WIDTHS,
     RULE,
     SLOPE_HEAD,
     STD,
@@ -86,12 +87,8 @@ SIZES: Mapping[Scale, EpsilonSize] = {
     "cpu": EpsilonSize(
         Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), tuple(range(1, 9)), 3, 4, 128
     ),
-    # The widths of the paper's weight-decay table and one beyond, with its heads of 64.
-    "paper": EpsilonSize(
-        Family("gpt:jwd-small,vocabulary=256,context=1024"), (384, 768, 1024, 2048),
-        tuple(range(1, 11)), steps=5, batch=4, sequence=1024,
-    ),
-}  # fmt: skip
+    "paper": EpsilonSize(*PAPER_WIDTHS, steps=5, batch=4, sequence=1024),
+}
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from mupscale.paper.claims import Claim, Verdict, decided
 from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
 from mupscale.paper.few_steps import (
     HIDDEN,
+    PAPER_WIDTHS,
     SLOPE_HEAD,
     STD,
     TOLERANCE,
@@ -98,12 +99,8 @@ SIZES: Mapping[Scale, BalanceSize] = {
     "cpu": BalanceSize(
         Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), (1, 2, 3, 4, 5), 8, 4, 64
     ),
-    # The widths of the paper's weight-decay table and one beyond, with its heads of 64.
-    "paper": BalanceSize(
-        Family("gpt:jwd-small,vocabulary=256,context=1024"), (384, 768, 1024, 2048),
-        tuple(range(1, 11)), steps=20, batch=8, sequence=1024,
-    ),
-}  # fmt: skip
+    "paper": BalanceSize(*PAPER_WIDTHS, steps=20, batch=8, sequence=1024),
+}
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,14 @@ class OverWidth:
         )
 
 
+# The widths of the paper's weight-decay table and one beyond, with its heads of 64, and ten seeds.
+PAPER_WIDTHS = (
+    Family("gpt:jwd-small,vocabulary=256,context=1024"),
+    (384, 768, 1024, 2048),
+    tuple(range(1, 11)),
+)
+
+
 @dataclass(frozen=True)
 class OverHeads:
     """A model with 12 query heads over the number of key/value heads: one check per rule."""
