@@ -140,7 +140,7 @@ class TestTheBase:
 
 class TestLengths:
     def test_of_the_paper_come_from_its_rules(self):
-        """jwd-medium at 3 tokens a parameter; the paper rounds the parameters that it prints, which
+        """jwd-medium at 3 tokens per parameter; the paper rounds the parameters that it prints, which
         moves 1 in 1649.
         """
         made = config(
