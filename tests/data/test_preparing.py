@@ -250,7 +250,7 @@ def test_a_finished_folder_needs_no_source_and_no_right_to_write(
     undisturbed, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "mupscale.data.preparing.locked", lambda _: pytest.fail("a lock is a write")
+        "mupscale.data.preparing.locked", lambda *_, **__: pytest.fail("a lock is a write")
     )
     job = job_in(tmp_path / "undisturbed")
     prepare(

@@ -43,12 +43,15 @@ class PartView:
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number per part and step. `predicted` is theory's value, up to a constant."""
+    """One number per part and step; None or 0 where it was not measured, or nothing moved.
+
+    `predicted` is theory's value, up to a constant; None or 0 if theory has no estimate.
+    """
 
     name: str
     label: str
     measured: Callable[[PartView], Sequence[float | None]]
-    predicted: Callable[[PartView], float | None]
+    predicted: Callable[[PartView], float | None] = lambda _: None
     judged: bool = False
     kinds: tuple[str, ...] = ("matrix", "table")
     roles: tuple[str, ...] = ()
@@ -66,7 +69,7 @@ class Statistic:
 
 
 def _over(
-    name: str, scale: Callable[[PartView], float]
+    name: str, scale: Callable[[PartView], float] = lambda _: 1.0
 ) -> Callable[[PartView], list[float | None]]:
     """A series of the run, divided by a scale."""
 
@@ -77,10 +80,6 @@ def _over(
     return measured
 
 
-def _one(_: PartView) -> float:
-    return 1.0
-
-
 def update_scale(part: PartView) -> float:
     """The scale of an update: the initial norm, or the spectral target √(n_out/n_in) of a thin
     matrix. A matrix that starts at zero has the initial norm that theory asks for.
@@ -88,8 +87,9 @@ def update_scale(part: PartView) -> float:
     return math.sqrt(part.n_out / part.n_in) if part.is_thin else part.start or part.wanted
 
 
-def _predicted_scale(part: PartView) -> float:
-    return math.sqrt(part.n_out / part.n_in) if part.is_thin else part.predicted_start
+def _predicted_update(part: PartView) -> float | None:
+    thin = math.sqrt(part.n_out / part.n_in)
+    return _ratio(part.predicted_step, thin if part.is_thin else part.predicted_start)
 
 
 def _ratio(top: float, bottom: float) -> float | None:
@@ -101,20 +101,10 @@ def _expected_scale(part: PartView) -> float:
     return math.sqrt(part.n_in) if part.kind == "matrix" else 1.0
 
 
-_INPUTS = ("query", "key", "value", "mlp_in")
-_SHARED = ("key", "value")
-
-
-def _predicted_update(part: PartView) -> float | None:
-    return _ratio(part.predicted_step, _predicted_scale(part))
-
-
-def _predicted_step(part: PartView) -> float | None:
-    return part.predicted_step or None
-
-
-def _unknown(_: PartView) -> None:
-    """Theory has no estimate."""
+def _expected_start(part: PartView) -> float:
+    """σ√n_out, from the spectral norm σ(√n_out + √n_in)."""
+    root = math.sqrt(part.n_out)
+    return part.predicted_start * root / (root + math.sqrt(part.n_in))
 
 
 def _kappa(part: PartView) -> list[float | None]:
@@ -127,6 +117,10 @@ def _repeats(part: PartView) -> float:
     return math.sqrt(part.repetitions)
 
 
+_INPUTS = ("query", "key", "value", "mlp_in")
+_SHARED = ("key", "value")
+_MATRIX = ("matrix",)
+
 _ALL = (
     Statistic("update", "‖ΔW‖/‖W0‖", _over("step", update_scale), _predicted_update, judged=True),
     Statistic(
@@ -136,62 +130,59 @@ _ALL = (
         lambda p: _ratio(p.predicted_start, p.wanted),
         judged=True,
     ),
-    Statistic("weight", "‖W0‖", lambda p: [p.start or None], lambda p: p.predicted_start or None),
-    Statistic("step", "‖ΔW‖", _over("step", _one), _predicted_step),
+    Statistic("weight", "‖W0‖", lambda p: [p.start], lambda p: p.predicted_start),
+    Statistic("step", "‖ΔW‖", _over("step"), lambda p: p.predicted_step),
     Statistic("total", "‖W−W0‖/‖W0‖", _over("moved", update_scale), _predicted_update),
-    Statistic("moved", "‖W−W0‖", _over("moved", _one), _predicted_step),
+    Statistic("moved", "‖W−W0‖", _over("moved"), lambda p: p.predicted_step),
     Statistic(
         "expected",
         "‖ΔW‖_E",
         _over("step_frobenius", _expected_scale),
-        lambda p: p.predicted_step / _expected_scale(p) or None,
+        lambda p: p.predicted_step / _expected_scale(p),
     ),
     Statistic(
         "expected-weight",
         "‖W0‖_E",
-        lambda p: [p.start_frobenius / _expected_scale(p) or None],
-        lambda p: (
-            p.predicted_start * math.sqrt(p.n_out) / (math.sqrt(p.n_out) + math.sqrt(p.n_in))
-            or None
-        ),
-        kinds=("matrix",),
+        lambda p: [p.start_frobenius / _expected_scale(p)],
+        _expected_start,
+        kinds=_MATRIX,
     ),
     Statistic(
         "repeated",
         "‖ΔW⊕‖",
         _over("step", lambda p: 1 / _repeats(p)),
-        lambda p: p.predicted_step * _repeats(p) or None,
+        lambda p: p.predicted_step * _repeats(p),
         roles=_SHARED,
     ),
     Statistic(
         "repeated-weight",
         "‖W0⊕‖",
         lambda p: [p.start * _repeats(p)],
-        lambda p: p.predicted_start * _repeats(p) or None,
+        lambda p: p.predicted_start * _repeats(p),
         roles=_SHARED,
     ),
     Statistic(
         "repeated-expected",
         "‖ΔW⊕‖_E",
         _over("step_frobenius", lambda p: _expected_scale(p) / _repeats(p)),
-        lambda p: p.predicted_step * _repeats(p) / _expected_scale(p) or None,
+        lambda p: p.predicted_step * _repeats(p) / _expected_scale(p),
         roles=_SHARED,
     ),
-    Statistic("vector", "RMS(Δ)", _over("step", _one), _predicted_step, kinds=("vector",)),
-    Statistic("h", "‖h‖", _over("h", _one), _unknown),
-    Statistic("dh", "‖Δh‖", _over("dh", _one), _unknown),
-    Statistic("dw_x", "‖ΔW·x‖", _over("dw_x", _one), _unknown, kinds=("matrix",)),
-    Statistic("w_dx", "‖W·Δx‖", _over("w_dx", _one), _unknown, kinds=("matrix",)),
+    Statistic("vector", "RMS(Δ)", _over("step"), lambda p: p.predicted_step, kinds=("vector",)),
+    Statistic("h", "‖h‖", _over("h")),
+    Statistic("dh", "‖Δh‖", _over("dh")),
+    Statistic("dw_x", "‖ΔW·x‖", _over("dw_x"), kinds=_MATRIX),
+    Statistic("w_dx", "‖W·Δx‖", _over("w_dx"), kinds=_MATRIX),
     Statistic(
         "first-layer",
         "‖ΔW·x‖, first layer",
-        _over("dw_x", _one),
-        # A coherent step meets inputs that it is aligned with: ‖ΔW·x‖ = ‖ΔW‖‖x‖.
-        lambda p: p.predicted_step * math.sqrt(p.n_in / p.n_out) or None,
+        _over("dw_x"),
+        # A coherent step is aligned with its inputs: ‖ΔW·x‖ = ‖ΔW‖‖x‖.
+        lambda p: p.predicted_step * math.sqrt(p.n_in / p.n_out),
         roles=_INPUTS,
         first_layer=True,
     ),
-    Statistic("coherence", "κ = ‖ΔW‖/‖ΔW‖_F", _kappa, lambda _: 1.0, kinds=("matrix",)),
+    Statistic("coherence", "κ = ‖ΔW‖/‖ΔW‖_F", _kappa, lambda _: 1.0, kinds=_MATRIX),
 )
 STATISTICS: Mapping[str, Statistic] = {one.name: one for one in _ALL}
 """All statistics by name, judged ones first."""

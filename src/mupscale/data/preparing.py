@@ -7,6 +7,7 @@ finished folder can be opened with `bin:`, and by nanoGPT if tokens take two byt
 """
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +21,6 @@ from mupscale.data.corpus import Document, Part, fingerprint
 from mupscale.data.storing import (
     Stored,
     difference,
-    locked,
     read_chunks,
     read_object,
     set_aside,
@@ -30,7 +30,7 @@ from mupscale.data.storing import (
 from mupscale.data.subwords import Subwords
 from mupscale.data.tokenizing import Tokenizer
 from mupscale.errors import OptionError
-from mupscale.records import write_whole
+from mupscale.records import locked, write_whole
 
 META = "meta.json"
 FILES: dict[Part, str] = {"train": "train.bin", "validation": "val.bin"}
@@ -80,7 +80,8 @@ def prepare(job: TokenizingJob, report: Report) -> None:
     meta = job.folder / META
     if meta.exists() and not job.shards.exists() and _fault(job.folder) is None:
         return  # without the lock, so that a read-only disk works too
-    with locked(job.folder):
+    lock = job.folder.with_name(f"{job.folder.name}.lock")
+    with locked(lock, job.folder, seconds=math.inf):
         fault = _fault(job.folder) if meta.exists() else None
         if fault:
             set_aside(job.folder, fault)

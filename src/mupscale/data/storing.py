@@ -6,17 +6,15 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from mupscale.errors import StorageError
-from mupscale.records import write_whole
+from mupscale.records import storage_error, write_whole
 
 CHUNK_BYTES = 2**22
 # Files up to this size are hashed whenever they are opened; larger ones if their size or
@@ -63,34 +61,14 @@ def read_chunks(paths: Iterable[Path]) -> Iterator[bytes]:
                 yield chunk
 
 
-@contextmanager
-def _storage(path: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        text = error.strerror or str(error)
-        raise StorageError(
-            f"could not write {path}: {text}. Free some disk space or choose another cache; what "
-            "was finished is kept."
-        ) from error
-
-
-@contextmanager
-def locked(folder: Path) -> Generator[None]:
-    """Hold the folder's lock, which the system releases when the process ends, however it ends."""
-    with _storage(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder.with_name(f"{folder.name}.lock")).acquire()
-    with lock:
-        yield
-
-
 def set_aside(path: Path, why: str, into: Path | None = None) -> None:
     """Rename what cannot be used, with a warning; nothing is deleted."""
     names = (f"{path.name}.set-aside-{number}" for number in count(1))
     kept = next(place for name in names if not (place := (into or path.parent) / name).exists())
-    with _storage(path):
+    try:
         path.rename(kept)
+    except OSError as error:
+        raise storage_error("rename", path, error) from error
     warnings.warn(f"{why}. {path} is kept as {kept} and prepared again.", UserWarning, stacklevel=2)
 
 
