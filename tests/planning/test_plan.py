@@ -18,7 +18,7 @@ from mupscale.errors import (
     UnknownNameError,
     UnreadableModelError,
 )
-from mupscale.planning import showing, units
+from mupscale.planning import cautions, showing, units
 from mupscale.planning.showing import Difference
 from mupscale.theory import OPTIMIZERS, RULES, derivation
 from tests.planning.models import SETTINGS, Fusable, hugging_face, model_and_base
@@ -388,6 +388,33 @@ class TestWarnings:
     def test_another_head_dim(self):
         plan = mu.plan(llama(64, 2, 8, 2), base=llama(32, 2, 8, 2))
         assert any("head_dim differs (4 → 8)" in w for w in plan.warnings)
+
+    def test_the_same_head_dim_is_no_warning(self):
+        plan = mu.plan(llama(64, 2, 8, 2), base=llama(32, 2, 4, 1))
+        assert not any("head_dim" in w for w in plan.warnings)
+
+    def test_a_model_that_scales_its_scores_itself_may_change_head_dim(self):
+        """Granite's attention_multiplier takes the place of 1/√head_dim."""
+        settings = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        model, base = (
+            hugging_face(
+                "granite",
+                hidden_size=width,
+                intermediate_size=2 * width,
+                vocab_size=61,
+                attention_multiplier=4 / width,
+                **settings,
+            )
+            for width in (64, 32)
+        )
+        plan = mu.plan(model, base=base)
+        assert (plan.target["head_dim"], plan.base["head_dim"]) == (16, 8)
+        assert not any("head_dim" in w for w in plan.warnings)
+
+    def test_a_long_list_of_parameters_names_four(self):
+        """Policy: a warning names four templates and counts the others."""
+        assert cautions._few(["a", "b", "a", "c", "d"]) == "a, b, c, d"
+        assert cautions._few(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
 
     def test_a_tied_readout_and_no_decay_on_norms(self):
         warnings = mu.plan(llama(tie_word_embeddings=True), base={"width": 32}).warnings

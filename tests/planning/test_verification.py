@@ -174,6 +174,46 @@ class TestClass:
         assert "group 0" not in str(caught.value)
 
 
+class TestTolerance:
+    """Policy: rounding passes, a change of a few millionths does not. 1e-6, relative."""
+
+    @pytest.mark.parametrize("field", ["lr", "initial_lr", "weight_decay", "eps"])
+    @pytest.mark.parametrize(("change", "follows"), [(5e-7, True), (3e-6, False)])
+    def test_of_a_value(self, llama, field, change, follows):
+        model, base = llama
+        plan = mu.plan(model, base=base)
+        optimizer = AdamW(plan.param_groups(model, lr=0.01, weight_decay=0.1))
+        # The middle group sets what is expected of the others, so another one must change.
+        optimizer.param_groups[-1][field] *= 1 + change
+        if follows:
+            plan.verify(optimizer)
+        else:
+            with pytest.raises(PlanMismatchError, match="does not follow the plan"):
+                plan.verify(optimizer)
+
+    def test_of_a_schedule(self, llama):
+        model, base = llama
+        plan = mu.plan(model, base=base)
+        optimizer = AdamW(plan.param_groups(model, lr=0.01))
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+        plan.verify(optimizer)
+        optimizer.param_groups[-1]["lr"] *= 1 + 3e-6
+        with pytest.raises(PlanMismatchError, match=r"lr is at 0\.5 of its start, the others"):
+            plan.verify(optimizer)
+
+    def test_a_message_about_weights_lists_eight_templates(self):
+        model, plan = planned("granite (multipliers)")
+        for parameter in model.parameters():
+            nn.init.uniform_(parameter, 3, 4)
+        with pytest.raises(PlanMismatchError) as caught:
+            plan.verify(AdamW(plan.param_groups(model, lr=0.01)), model=model, std=0.02)
+        lines = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+        templates = {p.template for p in plan.parameters.values()}
+        assert len(lines) == 9
+        assert lines[-1] == f"  and {len(templates) - 8} more"
+
+
 class TestWeights:
     """A forgotten `initialize_` went unseen: the values in the groups do not depend on it."""
 
