@@ -1,4 +1,4 @@
-"""A layer that mupscale does not know: say what it is in a dozen lines, derive its rule, put the
+"""A layer that mupscale does not know: describe it in a dozen lines, derive its rule, and put the
 numbers into the plan.
 
 The feed-forward part is gated, and r neighbouring channels share one gate, as query heads share a
@@ -25,10 +25,8 @@ class Block(nn.Module):
         super().__init__()
         self.r, self.norm = r, nn.RMSNorm(width)
         self.shared_gate = nn.Linear(width, 4 * width // r, bias=False)
-        self.up_proj, self.down_proj = (
-            nn.Linear(width, 4 * width, bias=False),
-            nn.Linear(4 * width, width, bias=False),
-        )
+        self.up_proj = nn.Linear(width, 4 * width, bias=False)
+        self.down_proj = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
@@ -37,7 +35,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Guesses the next byte from this one."""
+    """Predicts the next byte from this one."""
 
     def __init__(self, width: int, layers: int, r: int) -> None:
         super().__init__()
@@ -57,7 +55,7 @@ class SharedGate(Unit):
     n: Dimension
     r: Dimension
     standing = "extrapolated"
-    remark = "a shared gate is taken to act as a shared key/value head does"
+    remark = "a shared gate is assumed to act like a shared key/value head"
 
     def shape(self):
         return self.d_ff / self.r, self.n
@@ -69,14 +67,13 @@ class SharedGate(Unit):
 base, model = Model(width=32, layers=1, r=1), Model(width=128, layers=2, r=4)
 try:
     mupscale.plan(model, base=base)
-except MupscaleError as refusal:  # nobody has said what the gate is, and it is not guessed
-    print(refusal)
+except MupscaleError as error:  # the gate has no role yet, and mupscale does not guess
+    print(error)
 
 # A role gives the gate its place in the model; the unit then gives it its numbers.
 plan = mupscale.plan(model, base=base, roles={"*.shared_gate.weight": "hidden"})
-scaling = derive(
-    Residual(SharedGate("d_ff", "n", "r"), "L", output=False), "adamw"
-)  # inside a branch, not its end
+gate = Residual(SharedGate("d_ff", "n", "r"), "L", output=False)  # inside a branch, not its end
+scaling = derive(gate, "adamw")
 print(scaling)
 own = scaling.evaluate(
     base={"d_ff": 128, "n": 32, "r": 1, "L": 1},
@@ -84,9 +81,7 @@ own = scaling.evaluate(
 )
 values = {"init_std": own.init_std, "lr": own.lr, "weight_decay": own.weight_decay, "eps": own.eps}
 gates = {name: replace(p, **values) for name, p in plan.parameters.items() if "shared_gate" in name}
-plan = replace(
-    plan, parameters={**plan.parameters, **gates}
-)  # a plan is a value: this is another one
+plan = replace(plan, parameters={**plan.parameters, **gates})  # a new plan; plans are immutable
 
 plan.initialize_(model, std={"default": 0.18, "embedding": 0.1}, seed=0)
 optimizer = torch.optim.AdamW(plan.param_groups(model, lr=2**-7, weight_decay=0.1))

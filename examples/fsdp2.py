@@ -1,5 +1,6 @@
-"""FSDP2: plan on the meta device, shard, materialize, and initialize; the weights do not depend on
-the number of ranks.
+"""FSDP2: plan on the meta device, shard, materialize, then initialize.
+
+The weights do not depend on the number of ranks.
 
 pip install 'mupscale[hf]'
 torchrun --nproc-per-node 2 examples/fsdp2.py
@@ -18,7 +19,7 @@ import mupscale
 
 
 def config(width: int, layers: int) -> LlamaConfig:
-    """Two query heads for each key/value head, at every width."""
+    """Two query heads per key/value head at every width."""
     heads = width // 16
     return LlamaConfig(
         vocab_size=256, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
@@ -40,20 +41,18 @@ for block in model.model.layers:
     fully_shard(block)
 fully_shard(model)
 model.to_empty(device=device)
-model._init_weights(
-    model.model.rotary_emb
-)  # buffers hold no numbers either, and are the model's own affair
+model._init_weights(model.model.rotary_emb)  # initialize_ does not fill buffers; the model must
 plan.initialize_(model, std={"default": 0.18, "embedding": 0.1}, seed=0)
 optimizer = torch.optim.AdamW(plan.param_groups(model, lr=2**-7, weight_decay=0.1))
 
-torch.manual_seed(rank)  # each rank draws batches of its own
+torch.manual_seed(rank)  # each rank draws its own batches
 text = torch.frombuffer(bytearray(Path(argparse.__file__).read_bytes()), dtype=torch.uint8).long()
 for step in range(40):
     tokens = torch.stack([text[i : i + 65] for i in torch.randint(len(text) - 65, (4,))]).to(device)
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
-    plan.clip_grad_norm_(model, 1.0)  # of the whole gradient, over all ranks
+    plan.clip_grad_norm_(model, 1.0)  # by the norm over all ranks
     optimizer.step()
     optimizer.zero_grad()
     if rank == 0 and (step % 10 == 0 or step == 39):

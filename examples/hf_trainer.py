@@ -1,5 +1,4 @@
-"""transformers' Trainer: hand it the plan's optimizer, and let the plan clip instead of the
-Trainer.
+"""transformers' Trainer: pass it the plan's optimizer, and let the plan clip the gradients.
 
 pip install 'mupscale[hf]' accelerate
 python examples/hf_trainer.py
@@ -24,7 +23,7 @@ STEPS, CONTEXT = 40, 64
 
 
 def config(width: int, layers: int) -> LlamaConfig:
-    """Two query heads for each key/value head, at every width."""
+    """Two query heads per key/value head at every width."""
     heads = width // 16
     return LlamaConfig(
         vocab_size=256, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
@@ -34,9 +33,7 @@ def config(width: int, layers: int) -> LlamaConfig:
 
 
 model = LlamaForCausalLM(config(width=128, layers=2))
-plan = mupscale.plan(
-    model, base=config(width=32, layers=1)
-)  # the base is what lr, decay and std were tuned on
+plan = mupscale.plan(model, base=config(width=32, layers=1))  # lr, decay and std: tuned on the base
 print(plan)
 std = {"default": 0.18, "embedding": 0.1}
 plan.initialize_(model, std=std, seed=0)
@@ -51,9 +48,9 @@ data = [
 ]
 arguments = TrainingArguments(
     output_dir=tempfile.mkdtemp(), max_steps=STEPS, per_device_train_batch_size=8, logging_steps=10,
-    # the plan clips: the Trainer's own norm would depend on where factors were folded
-    max_grad_norm=0,
-    save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=torch.cuda.is_available(),
+    max_grad_norm=0,  # the plan clips: the Trainer's own norm would depend on folding
+    save_strategy="no", report_to="none", disable_tqdm=True,
+    dataloader_pin_memory=torch.cuda.is_available(),
 )  # fmt: skip
 plan.verify(optimizer, model=model, std=std, trainer=arguments)  # class, values, weights, clipping
 Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, schedule)).train()

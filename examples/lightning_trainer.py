@@ -1,5 +1,4 @@
-"""Lightning: the plan's optimizer from configure_optimizers, and the plan's clipping instead of
-Lightning's.
+"""Lightning: the plan's optimizer and the plan's clipping instead of Lightning's.
 
 pip install 'mupscale[hf]' lightning
 python examples/lightning_trainer.py
@@ -21,7 +20,7 @@ STEPS, CONTEXT = 40, 64
 
 
 def config(width: int, layers: int) -> LlamaConfig:
-    """Two query heads for each key/value head, at every width."""
+    """Two query heads per key/value head at every width."""
     heads = width // 16
     return LlamaConfig(
         vocab_size=256, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
@@ -43,9 +42,7 @@ class Training(lightning.LightningModule):
         return loss
 
     def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
-        self.plan.clip_grad_norm_(
-            self.model, 1.0
-        )  # Lightning's own norm would depend on where factors were folded
+        self.plan.clip_grad_norm_(self.model, 1.0)  # Lightning's own norm would depend on folding
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(
@@ -59,9 +56,7 @@ class Training(lightning.LightningModule):
 
 lightning.seed_everything(0)
 model = LlamaForCausalLM(config(width=128, layers=2))
-plan = mupscale.plan(
-    model, base=config(width=32, layers=1)
-)  # the base is what lr, decay and std were tuned on
+plan = mupscale.plan(model, base=config(width=32, layers=1))  # lr, decay and std: tuned on the base
 print(plan)
 plan.initialize_(model, std={"default": 0.18, "embedding": 0.1}, seed=0)
 

@@ -1,4 +1,4 @@
-"""Muon on the matrices inside, AdamW on the rest: one plan, two optimizers.
+"""Muon for the hidden matrices, AdamW for the rest: one plan, two optimizers.
 
 pip install 'mupscale[hf]'
 python examples/muon.py
@@ -15,7 +15,7 @@ import mupscale
 
 
 def config(width: int, layers: int) -> LlamaConfig:
-    """Two query heads for each key/value head, at every width."""
+    """Two query heads per key/value head at every width."""
     heads = width // 16
     return LlamaConfig(
         vocab_size=256, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
@@ -24,8 +24,7 @@ def config(width: int, layers: int) -> LlamaConfig:
 
 
 model = LlamaForCausalLM(config(width=128, layers=2))
-# "muon" is torch's adjust_lr_fn="original"; for "match_rms_adamw" make the plan with
-# "muon-match-rms".
+# "muon" is torch's adjust_lr_fn="original"; for "match_rms_adamw" plan with "muon-match-rms".
 plan = mupscale.plan(model, base=config(width=32, layers=1), optimizer="muon")
 print(plan)
 plan.initialize_(model, std={"default": 0.18, "embedding": 0.1}, seed=0)

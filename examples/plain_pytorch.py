@@ -1,5 +1,4 @@
-"""A model of your own in plain PyTorch: plan it against a narrow copy of itself, then train as
-ever.
+"""Your own model in plain PyTorch: plan it from a narrow copy of itself, then train as usual.
 
 python examples/plain_pytorch.py
 """
@@ -19,18 +18,12 @@ class Block(nn.Module):
         super().__init__()
         self.head_dim, narrow = head_dim, kv_heads * head_dim
         self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.q_proj, self.o_proj = (
-            nn.Linear(width, width, bias=False),
-            nn.Linear(width, width, bias=False),
-        )
-        self.k_proj, self.v_proj = (
-            nn.Linear(width, narrow, bias=False),
-            nn.Linear(width, narrow, bias=False),
-        )
-        self.fc1, self.fc2 = (
-            nn.Linear(width, 4 * width, bias=False),
-            nn.Linear(4 * width, width, bias=False),
-        )
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, narrow, bias=False)
+        self.v_proj = nn.Linear(width, narrow, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
+        self.fc1 = nn.Linear(width, 4 * width, bias=False)
+        self.fc2 = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         projections, y = (self.q_proj, self.k_proj, self.v_proj), self.norm1(x)
@@ -54,7 +47,7 @@ class GPT(nn.Module):
 
 
 base, model = GPT(width=32, kv_heads=1, layers=1), GPT(width=128, kv_heads=4, layers=2)
-plan = mupscale.plan(model, base=base)  # the base is what lr, decay and std were tuned on
+plan = mupscale.plan(model, base=base)  # lr, decay and std: tuned on the base
 print(plan)
 
 plan.initialize_(model, std={"default": 0.18, "embedding": 0.1}, seed=0)

@@ -1,7 +1,6 @@
-"""A training script as many have one: transformers' Trainer on a small Llama. It knows nothing of
-mupscale.
+"""A common training script: transformers' Trainer on a small Llama, without mupscale.
 
-All that was added for studies is `--plan`: the dozen lines of `planned_optimizer`, which need only
+The only addition for studies is `--plan`: the dozen lines of `planned_optimizer`, which need only
 JSON and torch.
 
 python examples/own_trainer/train_llama.py --output_dir runs/llama --learning_rate 0.004
@@ -40,31 +39,34 @@ class ModelArguments:
 def build(shape: ModelArguments) -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=256, hidden_size=shape.hidden_size, intermediate_size=2 * shape.hidden_size,
-            num_hidden_layers=shape.n_layers, num_attention_heads=shape.n_heads, num_key_value_heads=shape.n_kv_heads,
-            max_position_embeddings=CONTEXT, initializer_range=shape.std, bos_token_id=None, eos_token_id=None,
+            vocab_size=256,
+            hidden_size=shape.hidden_size,
+            intermediate_size=2 * shape.hidden_size,
+            num_hidden_layers=shape.n_layers,
+            num_attention_heads=shape.n_heads,
+            num_key_value_heads=shape.n_kv_heads,
+            max_position_embeddings=CONTEXT,
+            initializer_range=shape.std,
+            bos_token_id=None,
+            eos_token_id=None,
         )
-    )  # fmt: skip
+    )
 
 
 @torch.no_grad()
 def planned_optimizer(
     model: torch.nn.Module, path: str, std: float, lr: float, decay: float
 ) -> torch.optim.AdamW:
-    """Draw the weights and make the groups that a plan.json asks for: factors on std, lr, weight
-    decay and epsilon.
-    """
+    """Apply a plan.json: its factors on std, lr, weight decay and epsilon."""
     plan = json.loads(Path(path).read_text(encoding="utf-8"))
     if plan["optimizer"] != "adamw" or plan["decay"] != "lr_coupled" or plan["hooks"]:
-        raise SystemExit(
-            f"{path}: this script applies plans for AdamW as torch has it, without hooks."
-        )
+        raise SystemExit(f"{path}: this script applies plans for torch's AdamW without hooks.")
     groups = []
     for name, weight in model.named_parameters():
         factor = plan["parameters"][name]
         if factor["start"] is not None:
             weight.fill_(factor["start"])
-        elif factor["init_std"] > 0:  # otherwise it stays as the model made it
+        elif factor["init_std"] > 0:  # otherwise it keeps the model's values
             weight.normal_(std=std * factor["init_std"])
         values = {
             "lr": lr * factor["lr"],
@@ -76,7 +78,7 @@ def planned_optimizer(
 
 
 def sequences(*modules: str) -> list[dict[str, torch.Tensor]]:
-    """Bytes of some of Python's own sources."""
+    """Bytes of Python's own source files."""
     folder = Path(argparse.__file__).parent
     text = b"".join((folder / name).read_bytes() for name in modules)
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()

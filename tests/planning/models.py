@@ -57,14 +57,16 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cohere (tied, logit scale)": ("cohere", _GQA | _BIG, _SMALL | {"logit_scale": 0.25}),
     "granite (multipliers)": (
         "granite",
-        _GQA | _BIG | {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
-                       "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+        _GQA | _BIG | {
+            "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0,
+            "tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True,
+        },
         _SMALL | {"embedding_multiplier": 2.0, "residual_multiplier": 0.2, "logits_scaling": 1.0},
     ),
     "gpt2 (tied, biases, transposed, fused)": (
         "gpt2",
-        {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 32, "n_head": 4, "n_layer": 3, "resid_pdrop": 0.0,
-         "embd_pdrop": 0.0, "attn_pdrop": 0.0, "attn_implementation": "eager"},
+        {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 32, "n_head": 4, "n_layer": 3,
+         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "attn_implementation": "eager"},
         {"n_embd": 16, "n_head": 2, "n_layer": 2},
     ),
     "phi (biased readout)": ("phi", _GQA | _BIG | {"resid_pdrop": 0.0}, _SMALL),

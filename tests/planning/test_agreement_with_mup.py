@@ -466,8 +466,8 @@ def losses(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 8) -
 
 def llama(width: int, heads: int, kv_heads: int, head_dim: int | None = None) -> LlamaForCausalLM:
     config = LlamaConfig(
-        hidden_size=width, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head_dim,
-        intermediate_size=2 * width, num_hidden_layers=1, vocab_size=VOCABULARY,
+        hidden_size=width, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        head_dim=head_dim, intermediate_size=2 * width, num_hidden_layers=1, vocab_size=VOCABULARY,
     )  # fmt: skip
     with torch.device("meta"):
         return LlamaForCausalLM(config)
@@ -527,8 +527,9 @@ class TestSharedKeysAndValues:
     """From a base with r = 1, keys and values have the paper's factor to the bit."""
 
     # n = heads × head_dim with heads of 64, from a base of width 256.
-    SHARED = ((768, 12, 2), (768, 12, 3), (768, 12, 4), (768, 12, 6), (768, 12, 12), (1024, 16, 1), (1024, 16, 2),
-              (1024, 16, 8), (1024, 16, 16), (1600, 25, 5))  # fmt: skip
+    SHARED = ((768, 12, 2), (768, 12, 3), (768, 12, 4), (768, 12, 6), (768, 12, 12),
+              (1024, 16, 1), (1024, 16, 2), (1024, 16, 8), (1024, 16, 16),
+              (1600, 25, 5))  # fmt: skip
     KEY, VALUE = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "kv")
 
     @pytest.mark.parametrize(("width", "heads", "r"), SHARED)

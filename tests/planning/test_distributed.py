@@ -42,16 +42,17 @@ def llama(width: int, *, layers: int) -> PreTrainedConfig:
     """Grouped queries with r = 2 at every width; the gate has an odd number of rows."""
     heads = width // 16
     return LlamaConfig(
-        hidden_size=width, intermediate_size=3 * width + 1, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads // 2, **COMMON,
+        hidden_size=width, intermediate_size=3 * width + 1, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=heads // 2, **COMMON,
     )  # fmt: skip
 
 
 def phi3(width: int, *, kv_heads: int) -> PreTrainedConfig:
     """Queries, keys and values in one matrix."""
     return Phi3Config(
-        hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=width // 16,
-        num_key_value_heads=kv_heads, original_max_position_embeddings=32, **COMMON,
+        hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
+        num_attention_heads=width // 16, num_key_value_heads=kv_heads,
+        original_max_position_embeddings=32, **COMMON,
     )  # fmt: skip
 
 

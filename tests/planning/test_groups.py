@@ -24,8 +24,8 @@ def planned(llama, **options):
 
 class TestGroups:
     def test_are_as_many_as_there_are_values_however_deep(self):
-        common = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 1, "intermediate_size": 96,
-                  "vocab_size": 61}  # fmt: skip
+        common = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 1,
+                  "intermediate_size": 96, "vocab_size": 61}  # fmt: skip
         counts = set()
         for depth in (2, 9):
             model = hugging_face("llama", num_hidden_layers=depth, **common)

@@ -1,6 +1,7 @@
 """Initialization: by seed and name alone; and the hooks that go with it."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,14 +10,19 @@ from torch import nn
 import mupscale as mu
 from mupscale.errors import OptionError, PlanMismatchError, UnknownNameError
 from mupscale.models import GPT, GPTConfig
+from mupscale.planning.initialization import initialize
 from mupscale.theory import RULES
 from tests.planning.models import Fusable, hugging_face, model_and_base
 
 
 def test_weights_have_the_std_of_the_plan_and_constants_are_set():
-    model, base = (hugging_face("llama", hidden_size=n, intermediate_size=3 * n, num_attention_heads=8,
-                                num_key_value_heads=k, num_hidden_layers=2, vocab_size=500)
-                   for n, k in ((256, 2), (64, 8)))  # fmt: skip
+    settings = {"num_attention_heads": 8, "num_hidden_layers": 2, "vocab_size": 500}
+    model, base = (
+        hugging_face(
+            "llama", hidden_size=n, intermediate_size=3 * n, num_key_value_heads=k, **settings
+        )
+        for n, k in ((256, 2), (64, 8))
+    )
     plan = mu.plan(model, base=base)
     plan.initialize_(model, std=0.05, seed=3)
     for name, tensor in model.named_parameters():
@@ -28,6 +34,20 @@ def test_weights_have_the_std_of_the_plan_and_constants_are_set():
             assert spread == pytest.approx(3, rel=0.1)  # normal
         else:
             assert tensor.unique().item() == 1
+
+
+def test_the_numbers_of_a_seed_and_a_name_never_change():
+    """A plan and a seed are all that a checkpoint's start needs, also in later versions: chunks of
+    2²² numbers, each with a generator seeded by sha256 of (seed, name, chunk).
+    """
+    model = Fusable(16, 2, 2, fused=False)
+    parameter = mu.plan(model, base=model).parameters["head.weight"]
+    parameter = replace(parameter, shape=(5, 1 << 20))
+    tensor = torch.empty(parameter.shape)
+    initialize(parameter, tensor, std=1.0, seed=3)
+    second_chunk = torch.Generator().manual_seed(3470373744526684715)
+    assert parameter.init_std == 1
+    assert torch.equal(tensor[4], torch.empty(1 << 20).normal_(generator=second_chunk))
 
 
 def test_with_width_init_weights_scale_as_those_of_torchs_own_linear_layers():
@@ -224,7 +244,7 @@ class TestHooks:
 
     def test_that_are_not_there_cannot_be_baked(self):
         model, plan = self.make()
-        with pytest.raises(PlanMismatchError, match="does not have this plan.s hooks"):
+        with pytest.raises(PlanMismatchError, match="does not have this plan's hooks"):
             plan.bake_(model)
 
 

@@ -18,7 +18,8 @@ from mupscale.errors import (
     UnknownNameError,
     UnreadableModelError,
 )
-from mupscale.planning import cautions, showing, units
+from mupscale.planning import showing, units
+from mupscale.planning.base import few
 from mupscale.planning.showing import Difference
 from mupscale.theory import OPTIMIZERS, RULES, derivation
 from tests.planning.models import SETTINGS, Fusable, hugging_face, model_and_base
@@ -246,6 +247,13 @@ class TestTheRule:
             "gain",
         }
 
+    def test_the_share_of_active_experts_is_exact_up_to_65536_experts(self):
+        fact = mu.read(llama()).parameters["model.layers.0.mlp.up_proj.weight"]
+        for active, experts in [(3, 160), (1, 65536)]:
+            expert = replace(fact, role="expert_in", active=active / experts)
+            sizes = units.dimensions(expert)
+            assert (sizes["active"], sizes["experts"]) == (active, experts)
+
     def test_routers_and_experts(self):
         settings = {
             "num_hidden_layers": 2,
@@ -264,8 +272,8 @@ class TestTheRule:
             mu.plan(model, base=base, multipliers="hook").initialize_(model, std=0.02, seed=0)
 
     def test_stacked_experts_cannot_be_hooked(self):
-        settings = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
-                    "vocab_size": 61}  # fmt: skip
+        settings = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+                    "num_key_value_heads": 2, "vocab_size": 61}  # fmt: skip
         model, base = (
             hugging_face("mixtral", num_hidden_layers=depth, **settings) for depth in (3, 2)
         )
@@ -273,8 +281,9 @@ class TestTheRule:
             mu.plan(model, base=base, multipliers="hook")
 
     def test_biases_of_stacked_experts_end_the_branch_with_them(self):
-        settings = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "num_attention_heads": 4,
-                    "num_key_value_heads": 2, "vocab_size": 61, "num_local_experts": 4}  # fmt: skip
+        settings = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 61,
+                    "num_local_experts": 4}  # fmt: skip
         model, base = (
             hugging_face("gpt_oss", num_hidden_layers=depth, **settings) for depth in (4, 2)
         )
@@ -413,8 +422,8 @@ class TestWarnings:
 
     def test_a_long_list_of_parameters_names_four(self):
         """Policy: a warning names four templates and counts the others."""
-        assert cautions._few(["a", "b", "a", "c", "d"]) == "a, b, c, d"
-        assert cautions._few(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
+        assert few(["a", "b", "a", "c", "d"]) == "a, b, c, d"
+        assert few(["a", "b", "c", "d", "e", "f"]) == "a, b, c, d and 2 more"
 
     def test_a_tied_readout_and_no_decay_on_norms(self):
         warnings = mu.plan(llama(tie_word_embeddings=True), base={"width": 32}).warnings
@@ -428,8 +437,9 @@ class TestWarnings:
         assert any("torch's adam decays by l2" in w for w in warnings)
 
     def test_constants_that_only_the_model_knows(self):
-        settings = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "num_attention_heads": 4,
-                    "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": 61}  # fmt: skip
+        settings = {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8,
+                    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1,
+                    "vocab_size": 61}  # fmt: skip
         model = hugging_face("gpt_oss", **settings)
         plan = mu.plan(model, base=model)
         assert any("initialize_ leaves model.layers.*.self_attn.sinks" in w for w in plan.warnings)

@@ -130,8 +130,9 @@ def trainer_for(model: nn.Module, optimizer: Optimizer, folder: Path, **settings
     to.
     """
     defaults: dict[str, Any] = {
-        "max_steps": STEPS, "per_device_train_batch_size": BATCH, "max_grad_norm": 0, "logging_steps": 1,
-        "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "use_cpu": True,
+        "max_steps": STEPS, "per_device_train_batch_size": BATCH, "max_grad_norm": 0,
+        "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
+        "use_cpu": True,
         "train_sampling_strategy": "sequential", "dataloader_pin_memory": False,
     }  # fmt: skip
     data = [{"input_ids": tokens, "labels": tokens} for tokens in sequences()]

@@ -1,6 +1,6 @@
 """The base, the small model that was tuned: a model, a config, or plain dimensions."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -183,14 +183,21 @@ def matched(facts: ModelFacts, base: ModelFacts) -> dict[str, ParameterFact]:
         by_template.setdefault(fact.template, []).append(fact)
     lost = {fact.template for fact in facts.parameters.values() if fact.template not in by_template}
     if lost:
-        few = ", ".join(sorted(lost)[:4]) + (", …" if len(lost) > 4 else "")
         raise UnreadableModelError(
-            f"the base has no parameter like {few}. It must have the same architecture."
+            f"the base has no parameter like {few(sorted(lost))}. It must have the same "
+            "architecture."
         )
     return {
         name: _counterpart(fact, base.parameters.get(name), by_template[fact.template])
         for name, fact in facts.parameters.items()
     }
+
+
+def few(names: Iterable[str]) -> str:
+    """The first four names, and how many more there are."""
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - 4} more" if len(distinct) > 4 else ""
+    return ", ".join(distinct[:4]) + more
 
 
 def with_fixed_norms(facts: ModelFacts, base: ModelFacts) -> tuple[ModelFacts, ModelFacts]:

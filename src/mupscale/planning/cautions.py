@@ -1,8 +1,9 @@
 """What a reader of a plan should know in addition to its numbers: the plan's warnings."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from mupscale.planning.assignment import PlanChoices
+from mupscale.planning.base import few
 from mupscale.planning.values import PlannedParameter
 from mupscale.reading import ModelFacts
 
@@ -75,7 +76,7 @@ def _of_starts(parameters: Mapping[str, PlannedParameter]) -> Iterator[str]:
         if p.kept or (not p.drawn and p.start is None):
             kept.setdefault(p.kept or "no constant", []).append(p.template)
     for why, templates in kept.items():
-        yield f"initialize_ leaves {_few(templates)} as the model made them ({why})."
+        yield f"initialize_ leaves {few(templates)} as the model made them ({why})."
 
 
 def _of_depth(facts: ModelFacts, base: ModelFacts, choices: PlanChoices) -> Iterator[str]:
@@ -91,11 +92,6 @@ def _of_depth(facts: ModelFacts, base: ModelFacts, choices: PlanChoices) -> Iter
     by_layer = [fact.template for fact in gains if fact.shape == (facts.depth,)]
     if by_layer:
         yield (
-            f"{_few(by_layer)}: one number per layer, and {differs}. No rule covers how they "
+            f"{few(by_layer)}: one number per layer, and {differs}. No rule covers how they "
             f"change with depth. {advice}"
         )
-
-
-def _few(templates: Sequence[str]) -> str:
-    names = list(dict.fromkeys(templates))
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
