@@ -13,8 +13,9 @@ PACKAGE = Path(mupscale.__file__).parent
 
 # Each room may import those above it. A room that does not exist yet keeps its place.
 ROOMS = [
-    "errors", "text", "records", "theory", "analysis", "norms", "reading", "planning", "optim", "models", "targets", "data",
-    "training", "engines", "checks", "studies", "recipes", "reports", "paper", "cli",
+    "errors", "text", "records", "theory", "analysis", "norms", "reading", "planning", "optim",
+    "models", "targets", "data", "training", "engines", "checks", "studies", "recipes", "reports",
+    "paper", "cli",
 ]  # fmt: skip
 # The front doors open onto every room; mupscale/__init__ does so lazily, which the tests below
 # check.
@@ -186,3 +187,25 @@ def test_every_public_name_can_be_had():
     assert set(mupscale.__all__) <= set(dir(mupscale))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = mupscale.nothing
+
+
+def class_homes(package: Path) -> dict[str, list[str]]:
+    homes: dict[str, list[str]] = {}
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(module_name(path, package))
+    return homes
+
+
+def test_no_class_name_exists_twice():
+    twice = {name: homes for name, homes in class_homes(PACKAGE).items() if len(homes) > 1}
+    assert not twice
+
+
+def test_a_class_name_that_exists_twice_is_noticed(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    for name in ("first", "second"):
+        (package / f"{name}.py").write_text("class Row:\n    pass\n")
+    assert class_homes(package) == {"Row": ["package.first", "package.second"]}
