@@ -308,10 +308,7 @@ class TestFolder:
             coordinate_check(deep, folder=tmp_path, remark=said.append, **options).to_dict()
             == first.to_dict()
         )
-        assert said == [
-            f"{tmp_path / 'runs.jsonl'}: dropped a torn last line; its job runs "
-            "again."
-        ]
+        assert said == [f"{tmp_path / 'runs.jsonl'}: dropped a torn last line; its job runs again."]
 
     def test_seeds_and_values_can_be_added(self, tmp_path):
         options = {"steps": 1, "setup": TINY, "engine": HERE, "folder": tmp_path}

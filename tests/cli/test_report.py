@@ -116,7 +116,7 @@ def test_a_study_without_a_record_has_a_page(toy, capsys):
     (folder / "records.jsonl").unlink()
     status, out, _ = run(capsys, str(folder))
     assert status == 0
-    assert "No trial has ended yet" in out
+    assert "No trial has finished yet" in out
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ class StudyEvidence:
     "What the models differ in."
     drift: Estimate | None
     "Octaves of the optimum per doubling along the axis."
+    drift_verdict: str
+    "Whether the optimum moves, with the definition of that word."
     regret: Estimate | None
     "The largest cost, in nats, of training a model at the proxy's optimum."
     confidence: float

@@ -95,12 +95,12 @@ def _coverage(evidence: StudyEvidence) -> Iterator[str]:
     )
     drift, regret = evidence.drift, evidence.regret
     if drift is not None and regret is not None:
-        verdict = "significant" if drift.excludes(0) else "not significant"
         yield (
-            f"Drift: {drift.value:+.3f} [{drift.low:+.3f}, {drift.high:+.3f}] octaves (factors of "
-            f"two) of the best rate per doubling of {evidence.axis}: {verdict}. Training every "
-            f"model at the optimum of the one with the smallest {evidence.axis}, the proxy, costs "
-            f"at most {regret.value:.4f} [{regret.low:.4f}, {regret.high:.4f}] nats."
+            f"Drift: the best rate moves by {drift.value:+.3f} [{drift.low:+.3f}, "
+            f"{drift.high:+.3f}] octaves (factors of two) per doubling of {evidence.axis}. "
+            f"Verdict: {evidence.drift_verdict}. Training every model at the optimum of the one with the "
+            f"smallest {evidence.axis}, the proxy, costs at most {regret.value:.4f} "
+            f"[{regret.low:.4f}, {regret.high:.4f}] nats."
         )
 
 

@@ -271,6 +271,7 @@ def _evidence(
         members=tuple(member.label for member in moved.members),
         axis={None: "nothing", "parameters": "size"}.get(analysis.axis, analysis.axis or ""),
         drift=moved.drift,
+        drift_verdict=analysis.drift_verdict(moved.rule).sentence.replace(":", ";", 1),
         regret=max((one.loss for one in moved.regrets), key=lambda x: x.value, default=None),
         confidence=analysis.confidence,
         study_flops=swept.flops,

@@ -244,8 +244,8 @@ def test_less_motion_where_less_is_asked_for(visit):
 
 def test_without_scripts_it_still_says_its_answer_and_results(visit):
     page = visit("recorded", java_script_enabled=False).page
-    assert page.locator(".saying").count() == 3
-    assert all(one.is_visible() for one in page.locator(".saying").all())
+    assert page.locator(".rule").count() == 3
+    assert all(one.is_visible() for one in page.locator(".rule").all())
     assert page.locator("#answer table").is_visible()
     assert page.locator("#transfer table").first.is_visible()
     assert not page.locator(".chart").first.is_visible()

@@ -64,12 +64,12 @@ class Reader(HTMLParser):
 
 def test_a_rate_that_drifts_beyond_its_interval_moves_and_one_that_does_not_is_still():
     said = answer(page_of(curves(drift=0.6)))
-    assert {one.rule: one.tone for one in said.sayings} == {"sp": "moves", "mup": "still"}
+    assert {one.rule: one.tone for one in said.rules} == {"sp": "moves", "mup": "still"}
     assert "under sp the best rate moves with width" in said.lead[0].lower()
 
 
 def test_every_claim_stands_beside_its_interval_runs_and_seeds():
-    for one in answer(recorded()).sayings:
+    for one in answer(recorded()).rules:
         assert re.search(r"interval of log2 \[.+\]; 153 runs, 3 seeds", one.lines[0])
         assert re.search(r"Drift \S+ \[.+\] octaves", one.lines[1])
 
@@ -88,7 +88,7 @@ def test_better_is_said_only_where_a_comparison_says_it():
 
 def test_an_unfinished_study_says_so_before_anything_else():
     data = page_of(curves(), progress=StudyProgress(ended=108, expected=200, running=2, done=False))
-    assert answer(data).lead[0].startswith("So far (108 of 200 trials have ended, 2 run now)")
+    assert answer(data).lead[0].startswith("So far (108 of 200 trials have ended, 2 are running)")
 
 
 def diverged_only():
@@ -106,13 +106,13 @@ def failed_only():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (lambda: page_of([]), "No trial has ended yet"),
+        (lambda: page_of([]), "No trial has finished yet"),
         (lambda: page_of(curves()[:1]), "No optimum is known yet. The lowest loss"),
         (
             diverged_only,
-            "Not one of 216 trials finished (216 diverged, 0 failed): nothing is recommended",
+            "None of 216 trials finished (216 diverged, 0 failed): nothing is recommended",
         ),
-        (failed_only, "Not one of 216 trials finished (0 diverged, 216 failed)"),
+        (failed_only, "None of 216 trials finished (0 diverged, 216 failed)"),
         (lambda: page_of(curves(seeds=1)), "best rate"),
         (lambda: page_of(curves()[:40]), "loss"),
         (lambda: page_of(surfaces()[:5]), "loss"),
@@ -131,7 +131,7 @@ def test_the_results_stand_in_the_page_without_any_script():
     text = Reader(study_page(recorded())).text
     for cell in recorded().analysis.cells:
         assert f"{cell.loss:.4f}" in text
-    assert "16 of them pass" in text
+    assert "16 of 18 judged slopes pass" in text
 
 
 def test_a_study_without_an_optimum_has_no_recipe_and_says_why():

@@ -1,4 +1,4 @@
-"""The report of a study as one HTML file, from plain data."""
+"""The report of a study as one HTML file."""
 
 from mupscale.reports.page.building import study_page
 from mupscale.reports.page.checks import read_check

@@ -1,17 +1,18 @@
-"""`study_page`: one HTML file that holds everything it needs."""
+"""`study_page`: one self-contained HTML file."""
 
 import itertools
 from collections import Counter
 from importlib import resources
 from typing import Any
 
+from mupscale.errors import MissingExtraError
+from mupscale.reports.octaves import short_count
 from mupscale.reports.page import tables
 from mupscale.reports.page.answer import answer
 from mupscale.reports.page.curves import curve_figure
 from mupscale.reports.page.data import PageData
 from mupscale.reports.page.embedding import embedded_json, embedded_script, powers, source_hash
 from mupscale.reports.page.maps import map_figures
-from mupscale.reports.page.plotly_source import plotly_source
 from mupscale.reports.page.trials import trial_columns
 from mupscale.reports.style import COLOURS, mark_of
 from mupscale.reports.words import NAMES, SHORT
@@ -21,9 +22,7 @@ _SCRIPTS = ("theme.js", "figures.js", "trials.js", "page.js")
 
 
 def study_page(data: PageData) -> str:
-    """The page. It loads nothing, sends nothing, and says its answer and results also where no
-    script runs.
-    """
+    """The page. It loads and sends nothing; answer and results are readable without scripts."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -63,7 +62,7 @@ def _content(data: PageData) -> dict[str, Any]:
 def _embedded(
     data: PageData, curves: dict[str, Any] | None, maps: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What the scripts draw."""
+    """The data for the scripts."""
     return {
         "name": data.name,
         "colours": COLOURS,
@@ -76,45 +75,50 @@ def _embedded(
 
 
 def _scripts(with_figures: bool) -> list[str]:
-    """Plotly is 5 MB: a page without a figure does without."""
+    """A page without a figure does not need plotly, which is 5 MB."""
     own = "\n".join(_file(name) for name in _SCRIPTS)
-    return [plotly_source(), own] if with_figures else [own]
+    if not with_figures:
+        return [own]
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise MissingExtraError("plotly", "report") from error
+    return [get_plotlyjs(), own]
 
 
 def _policy(scripts: list[str]) -> str:
-    """Only these scripts run, nothing is loaded from anywhere, and no form or base can lead away.
+    """Only these scripts run, nothing is loaded, and no form or base URL can lead elsewhere.
 
-    Plotly writes style attributes, which no hash can allow. Without images and fonts from elsewhere
-    a style cannot tell anybody anything.
+    Plotly writes style attributes, which no hash can allow. Since images and fonts cannot be
+    loaded, a style cannot send anything.
     """
     hashes = " ".join(map(source_hash, scripts))
-    return f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; base-uri 'none'; "
+        "form-action 'none'"
+    )
 
 
 def _counts(data: PageData) -> list[tuple[str, str]]:
-    """The strip of figures at the top: what the answer rests on."""
+    """The numbers at the top of the page: the evidence for the answer."""
     status = Counter(str(trial["status"]) for trial in data.trials)
     failed = sum(status[one] for one in FAILED)
     cells = data.analysis.cells
     seeds = {trial["seed"] for trial in data.trials}
     tokens = sum(trial.get("tokens") or 0 for trial in data.trials)
     seconds = sum(trial.get("seconds") or 0.0 for trial in data.trials)
+    rules, models = {one.rule for one in cells}, {one.member.label for one in cells}
+    hours = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
     counts = [
         ("trials", f"{len(data.trials):,}"),
         ("finished", f"{status['finished']:,}"),
         ("diverged", f"{status['diverged']:,}"),
         ("stopped early", f"{status['stopped']:,}"),
         ("failed", f"{failed:,}"),
-        (
-            "rules × models",
-            f"{len({one.rule for one in cells})} × {len({one.member.label for one in cells})}",
-        ),
+        ("rules × models", f"{len(rules)} × {len(models)}"),
         ("seeds", str(len(seeds))),
-        ("tokens trained", _short(tokens)),
-        (
-            "time of all runs",
-            f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min",
-        ),
+        ("tokens trained", short_count(tokens)),
+        ("total run time", hours),
     ]
     always = ("trials", "finished", "rules × models", "seeds")
     return [
@@ -122,20 +126,8 @@ def _counts(data: PageData) -> list[tuple[str, str]]:
     ]
 
 
-def _short(number: float) -> str:
-    """A large number in a few characters.
-
-    >>> _short(950), _short(1_234_567), _short(3.2e12)
-    ('950', '1.23 M', '3.2 T')
-    """
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:.0f}"
-
-
 def _longest_word(text: str) -> int:
-    """Its letters: a table cell with a very long one must break it.
+    """Characters of its longest word: a table cell must break a very long one.
 
     >>> _longest_word("n_kv_heads = 12")
     10

@@ -1,6 +1,4 @@
-"""The figure of loss against rate as plain values: the data of `reports.curves`, and what a reader
-may point at.
-"""
+"""The figure of loss against rate as plain values: the data of `reports.curves` and tooltips."""
 
 import math
 from collections import Counter
@@ -20,7 +18,7 @@ from mupscale.reports.curves import (
 )
 
 MOST_RUNS = 2500
-"""Beyond this many dots a browser is slow to draw, and the means say as much."""
+"""With more points, a browser is slow to draw; the means show as much."""
 
 
 def curve_figure(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What a page is made of: plain values, so that a page can be made anywhere, of any study."""
+"""The contents of a page as plain values, so that a page needs no study on disk."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,7 @@ from mupscale.analysis.measurements import Measurement
 
 @dataclass(frozen=True, kw_only=True)
 class StudyProgress:
-    """How far the study is. `expected` may still grow where a search decides as it goes:
-    `growing`.
-    """
+    """Progress of the study. `growing`: the search may still add to `expected`."""
 
     ended: int
     expected: int
@@ -22,28 +20,28 @@ class StudyProgress:
 
     @property
     def text(self) -> str:
-        """In words.
+        """A sentence without its full stop.
 
         >>> StudyProgress(ended=12, expected=48, running=2, done=False).text
-        '12 of 48 trials have ended, 2 run now'
+        '12 of 48 trials have ended, 2 are running'
         >>> StudyProgress(ended=48, expected=48).text
         'all 48 trials have ended'
         """
         if self.done:
             return f"all {self.ended:,} trials have ended"
-        words = f"{self.ended:,} of {self.expected:,}{' or more' if self.growing else ''} trials have ended"
-        return words + (f", {self.running} run now" if self.running else "")
+        expected = f"{self.expected:,}{' or more' if self.growing else ''}"
+        running = f", {self.running} are running" if self.running else ""
+        return f"{self.ended:,} of {expected} trials have ended{running}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeView:
-    """A recipe for a target: rows of a table (each a cell a heading), what to paste, and what to
-    beware of.
-    """
+    """A recipe for a target: a table, notes, warnings, and the whole text."""
 
     title: str
     headings: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
+    run: Sequence[Sequence[str]] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     text: str = ""
@@ -51,7 +49,7 @@ class RecipeView:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckSummary:
-    """What a coordinate check found: its judged slopes, as `findings.jsonl` holds them."""
+    """A coordinate check: its judged slopes, as in `findings.jsonl`."""
 
     name: str
     rule: str
@@ -63,9 +61,7 @@ class CheckSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class PageData:
-    """All that a page shows. `trials` are dictionaries as `TrialRecord.to_dict` gives them, those that
-    failed included.
-    """
+    """All that a page shows. `trials` are records as dictionaries, failed trials included."""
 
     name: str
     config: str
@@ -79,4 +75,4 @@ class PageData:
     recipe: RecipeView | None = None
     checks: Sequence[CheckSummary] = ()
     refresh_seconds: int | None = None
-    "The page loads itself again after so long; None for a page that is final."
+    "Seconds between reloads of the page; None for a final page."

@@ -1,6 +1,4 @@
-"""What may stand inside a page, and nothing else may run: escaped JSON, scripts known by their
-hash.
-"""
+"""Safe contents of a page: escaped JSON, and scripts that are allowed by their hash."""
 
 import base64
 import hashlib
@@ -13,12 +11,11 @@ from markupsafe import Markup, escape
 from mupscale.errors import StorageError
 
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
-_POWER = re.compile(r"\b2\^(−?[0-9.]+[0-9])")
+_POWER = re.compile(r"\b2\^[−-]?[0-9.]+[0-9]")
 
 
 def embedded_json(value: Any) -> Markup:
-    r"""JSON for a script element: no character in it can end the element or begin another. U+2028
-    is escaped, too.
+    r"""JSON for a script element: no character in it can end the element or start another.
 
     >>> print(embedded_json({"name": "</script> & \u2028"}))
     {"name":"\u003c/script\u003e \u0026 \u2028"}
@@ -28,17 +25,17 @@ def embedded_json(value: Any) -> Markup:
 
 
 def embedded_script(source: str) -> Markup:
-    """A script of ours, or plotly's, as it stands."""
+    """A script of the page, or plotly's, unchanged."""
     if re.search(r"</script|<!--", source, flags=re.IGNORECASE):
         raise StorageError(
-            "the installed plotly.js cannot stand inside a page. Install the version in "
+            "the installed plotly.js cannot be embedded in a page. Install the version in "
             "constraints.txt."
         )
     return Markup(source)
 
 
 def source_hash(source: str) -> str:
-    """As a content-security policy names a script.
+    """The name of a script in a content security policy.
 
     >>> source_hash("alert(1)")
     "'sha256-bhHHL3z2vDgxUt0W3dWQOrprscmda2Y5pLsLg4GF+pI='"
@@ -47,9 +44,13 @@ def source_hash(source: str) -> str:
 
 
 def powers(text: str) -> Markup:
-    """Text with its powers of two set as such; everything else in it is escaped.
+    """Text with powers of two as superscripts; everything else is escaped.
 
     >>> print(powers("<b> 2^−6.19"))
     &lt;b&gt; 2<sup>−6.19</sup>
     """
-    return Markup(_POWER.sub(r"2<sup>\1</sup>", str(escape(text))))
+    return Markup(_POWER.sub(lambda power: _superscript(power[0]), str(escape(text))))
+
+
+def _superscript(power: str) -> str:
+    return f"2<sup>{power[2:].replace('-', '−')}</sup>"

@@ -1,6 +1,4 @@
-"""The Voronoi maps as plain values: the data of `reports.maps`, and polygons that a browser can
-fill.
-"""
+"""The Voronoi maps as plain values: the data of `reports.maps`, and polygons for the browser."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +12,11 @@ from mupscale.analysis.voronoi import cells, within
 from mupscale.reports.maps import Box, LossMap, MapGrid, map_box, map_grids
 
 _COLOURED = 0.75
-"""The colours end at this share of the losses: differences near the optimum are what matters."""
+"""Quantile of the losses at which colours end: differences near the optimum matter most."""
 
 
 def map_figures(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> list[dict[str, Any]]:
-    """The figures that the study has: none unless the rate and one other parameter were
-    searched.
-    """
+    """None unless the rate and one other parameter were searched."""
     if not any(run.loss is not None for run in runs):
         return []
     return [_figure(grid, analysis) for grid in map_grids(analysis, runs)]

@@ -1,4 +1,4 @@
-"""From a study on disk to what its page shows. torch is loaded here, and only when it is called."""
+"""From a study on disk to the data of its page. torch is imported only when called."""
 
 import dataclasses
 import datetime
@@ -62,9 +62,7 @@ def _progress(snapshot: "Snapshot") -> StudyProgress:
 
 
 def _public(config: "StudyConfig") -> str:
-    """As TOML. A page is passed on: values of the trainer's environment may be keys, and are left
-    out.
-    """
+    """As TOML without the trainer's environment: pages are shared, and it may hold secrets."""
     if config.trainer is not None:
         hidden = dict.fromkeys(config.trainer.environment, "(not shown)")
         config = dataclasses.replace(
@@ -74,7 +72,7 @@ def _public(config: "StudyConfig") -> str:
 
 
 def _recipe(study: "Study", to: "str | Target", analysis: "StudyAnalysis") -> RecipeView:
-    """A study that has no optimum yet has no recipe either: the page says so."""
+    """A recipe, or the reason why the study has none yet."""
     from mupscale.recipes import transfer
 
     try:

@@ -17,11 +17,12 @@ def recipe_view(recipe: "Recipe") -> RecipeView:
 
     title, *facts = showing.summary(recipe)
     headings, *values = showing.values_table(recipe)
-    run = [[name, value, "", "", ""] for name, value in showing.run_table(recipe)]
+    values.insert(2, _other_decay(recipe))
     return RecipeView(
         title=title,
         headings=headings,
-        rows=[*values, _other_decay(recipe), *run],
+        rows=values,
+        run=showing.run_table(recipe),
         notes=[*facts, *([f"Not known: {recipe.request}"] if recipe.request else [])],
         warnings=recipe.risks,
         text=recipe.to_text(COLUMNS),
@@ -34,9 +35,9 @@ def no_recipe(target: str, reason: str) -> RecipeView:
 
 
 def _other_decay(recipe: "Recipe") -> list[str]:
-    """The way to carry decay over that was not chosen: over many more steps the two differ a lot."""
+    """Weight decay carried over in the other way: over many more steps the two differ a lot."""
     from mupscale.recipes import showing
 
     other = next(line for line in showing.decay_table(recipe)[1:] if not line[0].startswith("→"))
     way, value, *interval, kept = other
-    return [f"or, with --decay {way.strip()}", value, *(interval or [""]), "", f"keeps {kept}"]
+    return [f"or with --decay {way.strip()}", value, *(interval or [""]), "", f"keeps {kept}"]

@@ -1,4 +1,4 @@
-"""The tables of results, as rows of text."""
+"""The tables of results as rows of text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from mupscale.reports.words import (
 
 @dataclass(frozen=True)
 class PageTable:
-    """Headings and rows; columns in `numbers` stand flush right."""
+    """Headings and rows; columns in `numbers` are right-aligned."""
 
     caption: str
     headings: Sequence[str]
@@ -27,37 +27,27 @@ class PageTable:
 
 
 def optima_table(analysis: StudyAnalysis) -> PageTable:
-    """A row a cell: where its optimum lies, and on how many runs this rests."""
+    """One row per cell: its optimum and the evidence for it."""
     names = analysis.parameters or ("lr",)
     searched = [
         heading for name in names for heading in (f"best {SHORT.get(name, name)}", "log2, interval")
     ]
-    headings = [
-        "rule",
-        "model",
-        *searched,
-        "loss there",
-        "lowest loss",
-        "runs",
-        "diverged",
-        "seeds",
-        "note",
-    ]
+    evidence = ["loss there", "lowest loss", "runs", "diverged", "seeds", "note"]
+    headings = ["rule", "model", *searched, *evidence]
     rows = [_optimum_row(cell, names) for cell in analysis.cells]
     numbers = frozenset(range(2, len(headings) - 1))
-    caption = f"Optimum of each rule on each model, with {analysis.confidence:.0%} intervals; losses in nats."
+    caption = (
+        f"Optimum of each rule on each model, with {analysis.confidence:.0%} intervals. Losses are "
+        "in nats."
+    )
     return PageTable(caption, headings, rows, numbers)
 
 
 def _optimum_row(cell: CellAnalysis, names: Sequence[str]) -> list[str]:
-    found = cell.found
-    searched = [
-        text
-        for name in names
-        for text in (
-            (decimal(2 ** found[name].value), with_interval(found[name])) if name in found else ("–", "–")
-        )
-    ]  # fmt: skip
+    searched: list[str] = []
+    for name in names:
+        optimum = cell.found.get(name)
+        searched += [decimal(2**optimum.value) if optimum else "–", with_interval(optimum)]
     lowest = cell.lowest.loss if cell.lowest is not None else None
     return [
         cell.rule,
@@ -75,10 +65,15 @@ def _optimum_row(cell: CellAnalysis, names: Sequence[str]) -> list[str]:
 def transfer_table(analysis: StudyAnalysis) -> PageTable:
     axis = AXES.get(analysis.axis or "", analysis.axis or "the axis")
     headings = [
-        "rule", "models", "mean of log2 lr", "mean lr", "sd (octaves)", "variance (octaves²)",
-        "variance by noise alone",
-        f"drift (octaves a doubling of {axis})",
-    ]  # fmt: skip
+        "rule",
+        "models",
+        "mean log2 lr",
+        "mean lr",
+        "sd (octaves)",
+        "variance (octaves²)",
+        "variance from noise alone",
+        f"drift (octaves per doubling of {axis})",
+    ]
     rows = [
         [
             one.rule,
@@ -93,15 +88,14 @@ def transfer_table(analysis: StudyAnalysis) -> PageTable:
         for one in analysis.transfers
     ]
     caption = (
-        "How still the best rate stands from model to model. sd and variance: over models, ddof 0; "
-        "the interval of the "
-        "sd is for the optima without their noise."
+        "How much the best rate varies between models. Sd and variance are over models, ddof 0; "
+        "the interval of the sd is for the optima without noise."
     )
     return PageTable(caption, headings, rows, frozenset(range(2, 8)))
 
 
 def regret_table(analysis: StudyAnalysis) -> PageTable:
-    headings = ["rule", "rate of", "used on", "apart (octaves)", "loss given up (nats)"]
+    headings = ["rule", "optimum of", "used on", "distance (octaves)", "extra loss (nats)"]
     rows = [
         [
             transfer.rule,
@@ -113,12 +107,8 @@ def regret_table(analysis: StudyAnalysis) -> PageTable:
         for transfer in analysis.transfers
         for one in transfer.regrets
     ]
-    return PageTable(
-        "What is given up by training a model with the proxy's best rate.",
-        headings,
-        rows,
-        frozenset((3, 4)),
-    )
+    caption = "The cost of training a model at the proxy's best rate instead of its own."
+    return PageTable(caption, headings, rows, frozenset((3, 4)))
 
 
 def comparison_table(analysis: StudyAnalysis) -> PageTable:
@@ -130,23 +120,22 @@ def comparison_table(analysis: StudyAnalysis) -> PageTable:
             one.second,
             with_interval(one.difference, 4),
             one.unit,
-            one.better or "not told apart",
+            one.better or "no difference shown",
         ]
         for one in analysis.comparisons
     ]
-    caption = "Rules against each other on the same seeds. A rule is better only where the interval leaves zero out."
+    caption = "Rules compared on the same seeds. One is better only if the interval excludes zero."
     return PageTable(caption, headings, rows, frozenset((3,)))
 
 
 def variance_tables(analysis: StudyAnalysis) -> list[PageTable]:
-    return [
-        _variance_table(_KINDS.get(kind, kind), rows) for kind, rows in analysis.variances.items() if rows
-    ]  # fmt: skip
+    kinds = analysis.variances.items()
+    return [_variance_table(_KINDS.get(kind, kind), rows) for kind, rows in kinds if rows]
 
 
 _KINDS = {
-    "fitted": "Variance of the fitted optimum over models, ddof 0.",
-    "lowest": "Variance of the run with the lowest loss over models, ddof 0.",
+    "fitted": "Variance of the fitted optimum over models (ddof 0).",
+    "lowest": "Variance of the lowest-loss run over models (ddof 0).",
 }
 
 
@@ -185,7 +174,7 @@ def check_table(findings: Sequence[Mapping[str, Any]], quantity: str, caption: s
 
 
 def curve_table(figure: Mapping[str, Any]) -> PageTable:
-    """The means that the curves draw, for readers who do not see them."""
+    """The means of the curves, for readers who do not see the figure."""
     rows = [
         [
             panel["rule"],
@@ -217,16 +206,10 @@ def map_table(figure: Mapping[str, Any]) -> PageTable:
         ]
         for panel in figure["panels"]
     ]
-    headings = [
-        "rule",
-        "model",
-        f"optimum (lr, {second})",
-        "mean over models",
-        "points",
-        "lowest loss",
-    ]
+    optimum = f"optimum (lr, {second})"
+    headings = ["rule", "model", optimum, "mean over models", "points", "lowest loss"]
     return PageTable(
-        f"What the maps of lr and {second} mark.", headings, rows, frozenset((2, 3, 4, 5))
+        f"The marks on the maps of lr and {second}.", headings, rows, frozenset(range(2, 6))
     )
 
 
@@ -236,17 +219,15 @@ def _lowest(losses: Sequence[float | None]) -> str:
 
 
 def curve_words(panel: Mapping[str, Any]) -> str:
-    """What a panel of curves shows, for its caption and for readers who do not see it."""
+    """A panel of curves in words, for its caption and for readers who do not see it."""
     found = [
         _found_words(line["member"], line["optimum"]) for line in panel["lines"] if line["optimum"]
     ]
     if not found:
         return f"{panel['rule']}: loss against learning rate; no optimum was fitted."
-    mean = (
-        ""
-        if panel["mean"] is None
-        else f"; mean {power(panel['mean'])}, sd {signed(panel['sd'] or 0.0)} octaves"
-    )
+    mean = ""
+    if panel["mean"] is not None:
+        mean = f"; mean {power(panel['mean'])}, sd {signed(panel['sd'] or 0.0)} octaves"
     return f"Best lr under {panel['rule']}: {'; '.join(found)}{mean}."
 
 
@@ -256,8 +237,9 @@ def _found_words(member: str, optimum: Mapping[str, Any]) -> str:
 
 
 def map_words(panel: Mapping[str, Any], second: str) -> str:
-    """What a map shows, in words."""
-    where = f"{panel['rule']}, {panel['member'] or 'the model'}: loss over lr and {SHORT.get(second, second)}"
+    """A map in words."""
+    over = f"loss over lr and {SHORT.get(second, second)}"
+    where = f"{panel['rule']}, {panel['member'] or 'the model'}: {over}"
     if panel["optimum"] is None:
         return f"{where}, {len(panel['x'])} points; no optimum was fitted."
     x, y = map(power, panel["optimum"])
@@ -265,4 +247,4 @@ def map_words(panel: Mapping[str, Any], second: str) -> str:
 
 
 def _doubt(panel: Mapping[str, Any]) -> str:
-    return "" if panel["sure"] else " (not bounded)"
+    return "" if panel["sure"] else " (without a bound)"

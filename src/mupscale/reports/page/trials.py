@@ -1,4 +1,4 @@
-"""Every trial, column by column: ten thousand of them must stay small in the page."""
+"""Every trial, column by column, so that ten thousand trials stay small in the page."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import Any
 from mupscale.reports.words import SHORT
 
 LONGEST = 300
-"""Characters of an error that the table shows; the records hold all of it."""
+"""Characters of an error in the table; the records hold all of it."""
 
 
 def trial_columns(trials: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Columns with a key, a heading, a kind ("text", "number", "rate") and the values.
 
-    Words that repeat (rules, statuses) are stored once and pointed at.
+    Repeated words, such as rules and statuses, are stored once and referred to by index.
     """
     params: list[str] = list(
         dict.fromkeys(str(name) for trial in trials for name in trial["params"])
@@ -35,18 +35,18 @@ def trial_columns(trials: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         ),
         _words("error", "error", [_shortened(trial.get("error")) for trial in trials]),
     ]
-    return [column for column in columns if not _says_nothing(column)]
+    return [column for column in columns if not _is_trivial(column)]
 
 
-def _says_nothing(column: Mapping[str, Any]) -> bool:
-    """No error, or one attempt, throughout."""
+def _is_trivial(column: Mapping[str, Any]) -> bool:
+    """No errors, or one attempt everywhere."""
     return (column["key"] == "error" and column["words"] == [""]) or (
         column["key"] == "attempts" and set(column["values"]) <= {1, None}
     )
 
 
 def variant_text(variant: Mapping[str, Any]) -> str:
-    """What is varied, and its value.
+    """The varied sizes.
 
     >>> variant_text({"n_kv_heads": 3}), variant_text({"variant": "small"}), variant_text({})
     ('n_kv_heads=3', 'small', '')
@@ -81,7 +81,7 @@ def _words(key: str, heading: str, values: Sequence[str]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | int | None:
-    """Seven digits are more than a loss has; None for what is no finite number."""
+    """Seven digits are enough for a loss; None for anything but a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(f"{value:.7g}")
