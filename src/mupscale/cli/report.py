@@ -172,7 +172,7 @@ def _print_answer(data: "PageData", page: Path, saved: Sequence[Path], as_json: 
     if as_json:
         rules = [
             {"rule": rule.rule, "verdict": rule.verdict, "lines": rule.lines}
-            for rule in result.sayings
+            for rule in result.rules
         ]
         print_json(
             {
@@ -187,7 +187,7 @@ def _print_answer(data: "PageData", page: Path, saved: Sequence[Path], as_json: 
             }
         )
         return
-    verdicts = [f"- {rule.rule}: {rule.verdict}" for rule in result.sayings]
+    verdicts = [f"- {rule.rule}: {rule.verdict}" for rule in result.rules]
     show("\n".join([*result.lead, *verdicts, *result.comparisons]))
     more = f", and {len(saved)} files in {saved[0].parent}" if saved else ""
     print(f"\nwritten: {page} ({page.stat().st_size / 1e6:.1f} MB){more}")
