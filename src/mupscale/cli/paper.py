@@ -1,5 +1,6 @@
 """`mupscale paper`: the paper's experiments by name."""
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -71,7 +72,10 @@ def claims(*, results: Path = Path("results"), as_json: Json = False) -> None:
     if as_json:
         print_json([asdict(claim) for claim in found])
     elif sys.stdout.isatty():
-        show("\n".join([wrapped(summary(found)), "", *map(_sentence, found)]))
+        parts = [wrapped(summary(found))]
+        for name, group in itertools.groupby(found, key=lambda claim: claim.experiment):
+            parts += ["", name, *map(_sentence, group)]
+        show("\n".join(parts))
     else:
         print("\n".join(table_lines(found)))
 
