@@ -119,6 +119,8 @@ def _is_quiet(node: ast.AST) -> bool:
             return name in QUIET_FUNCTIONS
         case ast.Call(function):
             return ast.unparse(function).rpartition(".")[2] in QUIET_CALLS
+        case ast.keyword(name):
+            return name in QUIET_KEYWORDS
         case ast.Subscript(value):
             return ast.unparse(value) in ("Literal", "Annotated")
     return False
