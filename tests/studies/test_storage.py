@@ -303,6 +303,36 @@ class TestWhatIsMissing:
         assert studies(tmp_path) == before
         assert said == []
 
+    def test_a_study_in_a_hurry_does_not_wait_for_it(self, tmp_path, said):
+        opened = mirror(tmp_path, said)
+        opened.sync(records(4))
+        opened.flush()
+        opened.add("mup.r-1/0099", record(99))
+        opened.close(seconds=0.0)
+        assert said[-1].endswith(
+            "study.db lacks 1 of 5 trials (not written within 0 s). They are in the study's "
+            "records, and are added when the study is next opened."
+        )
+        assert_mirrored(tmp_path, records(4))
+        write(tmp_path, said, records(4) | {"mup.r-1/0099": record(99)})
+        assert_mirrored(tmp_path, records(4) | {"mup.r-1/0099": record(99)})
+
+    def test_a_long_wait_at_the_end_is_announced(self, tmp_path, said, monkeypatch):
+        monkeypatch.setattr(storage, "_MANY", 5)
+        write(tmp_path, said, records(6))
+        assert [text.partition(" to ")[0] for text in said] == ["adding the last 6 trials"]
+        write(tmp_path, said, records(6))
+        assert len(said) == 1
+
+    def test_what_is_there_is_not_read_again(self, tmp_path, said, monkeypatch):
+        """Optuna takes seconds to read thousands of trials; a mark on each study stands for
+        them.
+        """
+        write(tmp_path, said, records())
+        monkeypatch.setattr(storage._Database, "prints", None)
+        write(tmp_path, said, records())
+        assert said == []
+
     def test_soon_without_being_asked(self, tmp_path, said, monkeypatch):
         monkeypatch.setattr(Mirror, "flush_seconds", 0.05)
         with mirror(tmp_path, said) as opened:

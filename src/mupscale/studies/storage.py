@@ -125,16 +125,11 @@ class Mirror:
         """Write the rest, for at most about this long, and report what could not be written."""
         self._give_up = time.monotonic() + seconds
         self._closing.set()
-        if len(self._missing) > _MANY:
-            self._remark(
-                f"adding the last {len(self._missing)} trials to {self._shown}. You can interrupt "
-                "this: they are added when the study is next opened."
-            )
         if self._thread is not None:
             self._thread.join()
-        if self._missing:
+        if self._missing and time.monotonic() < self._give_up:
             self.flush()
-        if self._missing:
+        if self._missing and (self._is_compared or self._failure):
             reason = self._failure or f"not written within {seconds:g} s"
             self._remark(
                 f"{self._shown} lacks {len(self._missing)} of {len(self._entries)} trials "
@@ -165,6 +160,11 @@ class Mirror:
         database = self._open(compare=True)
         with self._memory:
             missing = list(self._missing.values())
+        if self._closing.is_set() and len(missing) > _MANY:
+            self._remark(
+                f"adding the last {len(missing)} trials to {self._shown}. You can interrupt this: "
+                "they are added when the study is next opened."
+            )
         with _quiet():
             for entry in missing:
                 if time.monotonic() > self._give_up:
@@ -217,22 +217,12 @@ class Mirror:
         if self._database is None:
             if self._file is not None:
                 _check_file(self._file)
-            self._database = _Database(
-                self._url, _engine_settings(self._url, self._file), self._owner
-            )
-            self._claim(self._database)
+            settings = _engine_settings(self._url, self._file)
+            self._database = _Database(self._url, settings, self._owner, self._shown)
+            self._database.claim_all(self._study)
         if compare and not self._is_compared:
             self._compare(self._database)
         return self._database
-
-    def _claim(self, database: "_Database") -> None:
-        try:
-            database.claim_all(self._study)
-        except _OwnedByAnotherError:
-            raise OptionError(
-                f"{self._shown} holds a study named {self._study!r} that does not belong to this "
-                "folder. Choose another name or another database."
-            ) from None
 
     def _compare(self, database: "_Database") -> None:
         """Find out which records the database lacks."""
@@ -456,25 +446,21 @@ def _hashed(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class _OwnedByAnotherError(Exception):
-    """An Optuna study that has our name but not our owner."""
-
-
 class _Database:
     """An Optuna storage and the Optuna studies in it that are ours."""
 
-    def __init__(self, url: str, settings: dict[str, Any], owner: str) -> None:
+    def __init__(self, url: str, settings: dict[str, Any], owner: str, shown: str) -> None:
         from optuna.storages import RDBStorage
 
         # Optuna takes the URL for a template.
         template = url.replace("{", "{{").replace("}", "}}")
         self._storage = RDBStorage(template, engine_kwargs=settings)
-        self._owner = owner
+        self._owner, self._shown = owner, shown
         self.marks: dict[str, str | None] = {}
         "Our studies, each with the digest of the records that are in it."
 
     def claim_all(self, study: str) -> None:
-        """Raise `_OwnedByAnotherError` unless every cell of the study that is here is ours."""
+        """Raise an error unless every cell of the study that is here is ours."""
         # Not get_all_study_summaries, which reads every trial.
         for other in self._storage.get_all_studies():
             if other.user_attrs.get("owner") == self._owner:
@@ -515,5 +501,8 @@ class _Database:
         if owner is None and not study.get_trials(deepcopy=False):
             study.set_user_attr("owner", self._owner)
         elif owner != self._owner:
-            raise _OwnedByAnotherError
+            raise OptionError(
+                f"{self._shown} holds a study named {name.partition('/')[0]!r} that does not "
+                "belong to this folder. Choose another name or another database."
+            )
         self.marks[name] = study.user_attrs.get("records")
