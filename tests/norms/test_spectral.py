@@ -125,7 +125,7 @@ def test_views_and_parameters_are_taken_as_they_are():
 
 
 def test_float_of_a_stack_says_where_the_norms_are():
-    with pytest.raises(DimensionError, match=r"\(2,\) of them, in \.value"):
+    with pytest.raises(DimensionError, match=r"not a stack of \(2,\)\. Use \.value"):
         float(spectral_norm(torch.eye(3).expand(2, 3, 3)))
 
 

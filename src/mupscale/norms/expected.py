@@ -1,4 +1,4 @@
-"""How much a matrix stretches a *typical* vector: E ‖Ax‖/‖x‖ rather than the largest."""
+"""How much a matrix stretches a *typical* vector: E ‖Ax‖/‖x‖ instead of the maximum."""
 
 import math
 from collections.abc import Callable
@@ -40,8 +40,8 @@ def expected_operator_norm(
 ) -> NormEstimate:
     """‖A‖_E = E_x ‖Ax‖_p / ‖x‖_p over random inputs x, by Monte Carlo.
 
-    The norm that replaces the spectral one where a matrix is rank-degenerate, like the repeated K/V
-    matrix. A Gaussian A with standard deviation σ and n_out rows has σ√n_out.
+    It replaces the spectral norm if a matrix is rank-degenerate, like the repeated K/V matrix. A
+    Gaussian A with standard deviation σ and n_out rows has σ√n_out.
 
     >>> expected_operator_norm(3 * torch.eye(4))
     NormEstimate(value=3.0, standard_error=0.0, samples=1024)
@@ -62,8 +62,8 @@ def rms_operator_norm(
     """√(E_x ‖Ax‖_p² / ‖x‖_p²), which for Gaussian inputs and p = 2 is ‖A‖_F/√n_in exactly.
 
     The direction of a Gaussian x is uniform and independent of its length, so E xxᵀ/‖x‖² = I/n_in.
-    Elsewhere it is Monte Carlo, with the standard error of the mean square divided by twice the
-    root (delta method).
+    Other cases use Monte Carlo; the standard error is that of the mean square over twice the root
+    (delta method).
 
     >>> rms_operator_norm(torch.ones(3, 4)).value == math.sqrt(12 / 4)
     True
@@ -89,16 +89,16 @@ def _ratios(
     matrix = _checked_matrix(A)
     _check_samples(samples)
     if not p >= 1:
-        raise OptionError(f"p={p} gives no norm. Choose p ≥ 1; math.inf is the largest entry.")
+        raise OptionError(f"p={p} is not a norm. Choose p ≥ 1; math.inf is the largest entry.")
     X = _inputs(distribution, samples, matrix, generator or torch.Generator(matrix.device))
+    # With a largest entry of 1, the products overflow for no scale of A.
     size = float(matrix.abs().amax()) or 1.0
     return _lengths(X @ (matrix / size).mT, p) / _lengths(X, p) * size
 
 
 def _lengths(X: Tensor, p: float) -> Tensor:
-    """‖x‖_p of each row, from rows with largest entry 1: their powers fit in float64 for every p
-    and every scale.
-    """
+    """‖x‖_p of each row."""
+    # Rows with a largest entry of 1 have p-th powers that fit in float64 for every p.
     rows = X.double()
     largest = rows.abs().amax(dim=1)
     scale = largest.where(largest > 0, 1.0)
@@ -149,8 +149,7 @@ def _checked_inputs(inputs: Tensor, A: Tensor) -> Tensor:
     if X.ndim != 2 or X.shape[1] != A.shape[1]:
         raise DimensionError(
             f"the inputs have shape {tuple(X.shape)}, but A {tuple(A.shape)} takes (samples, "
-            f"{A.shape[1]}). "
-            "Flatten batch and positions into samples."
+            f"{A.shape[1]}). Flatten batch and positions into samples."
         )
     _check_samples(X.shape[0])
     check_finite(X, "distribution")

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-# Up to this size, squaring the Gram matrix a few times costs no more than its eigenvalues.
+# Up to this size, squaring the Gram matrix a few times is no slower than its eigenvalues.
 SQUARED_UP_TO = 256
 
 
@@ -14,9 +14,7 @@ def gram_matrix(W: Tensor) -> Tensor:
 
 
 def root_of_top(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Tensor]:
-    """√λ₁(G), a bound on its relative error, and the power of `G` it was read from; `trace` is that
-    of `G`.
-    """
+    """√λ₁(G), a bound on its relative error, and the power of `G` that gave it."""
     if G.shape[0] <= SQUARED_UP_TO:
         found = _by_squaring(G, trace, rtol)
         if found is not None:
@@ -25,16 +23,16 @@ def root_of_top(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Ten
 
 
 def _by_squaring(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Tensor] | None:
-    """Raise `G` to powers P until its trace and Frobenius norm enclose its top eigenvalue tightly
-    enough.
+    """Raise `G` to powers P until trace and Frobenius norm of G^P enclose its top eigenvalue.
 
-    With M ∝ G^P, the 2P-th root of what encloses λ₁(M) encloses √λ₁(G), and the middle is the
-    answer. No spectrum is bad: k equal eigenvalues are enclosed within a factor of k^(1/4P).
+    With M ∝ G^P, the 2P-th roots of the bounds on λ₁(M) enclose √λ₁(G); the answer is the middle.
+    There is no bad spectrum: k equal eigenvalues are enclosed within a factor of k^(1/4P).
     """
-    kept_trace = G.shape[0] / 4  # then 1/4 ≤ λ₁ ≤ 64: the squares of its 8th power fit in float32
+    # Then 1/4 ≤ λ₁ ≤ 64 for up to 256 rows: the squares of its 8th power fit in float32.
+    kept_trace = G.shape[0] / 4
     raised, log_root, before = G, 0.0, 1
     for exponent in (8, 64, 512, 4096):
-        scale = trace / kept_trace
+        scale = trace / kept_trace  # kept as a logarithm: λ₁^4096 itself would overflow
         log_root += math.log(scale) / (2 * before)
         raised = torch.addmm(raised, raised, raised, beta=0, alpha=scale**-2)
         for _ in range(2):
@@ -50,14 +48,13 @@ def _by_squaring(G: Tensor, trace: float, rtol: float) -> tuple[float, float, Te
 
 
 def least_top(trace: float, frobenius: float) -> float:
-    """The least that the top eigenvalue of a positive matrix can be, given its trace t and
-    Frobenius norm f.
+    """A lower bound on the top eigenvalue of a positive matrix with trace t and Frobenius norm f.
 
-    f² = Σλ² ≤ λ₁Σλ gives f²/t; f² ≤ λ₁² + (t − λ₁)² gives more where f² > t²/2, and is exact for
-    two eigenvalues. (At most it is f, since λ₁² ≤ f².)
+    f² = Σλ² ≤ λ₁Σλ gives f²/t; f² ≤ λ₁² + (t − λ₁)² gives more if f² > t²/2, and is exact for two
+    eigenvalues. (The upper bound is f, since λ₁² ≤ f².)
 
-    >>> round(least_top(trace=3 + 1, frobenius=math.hypot(3, 1)), 9), least_top(trace=4, frobenius=2)
-    (3.0, 1.0)
+    >>> round(least_top(trace=3 + 1, frobenius=math.hypot(3, 1)), 9)
+    3.0
     """
     apart = 2 * frobenius**2 - trace**2
     return (trace + math.sqrt(apart)) / 2 if apart > 0 else frobenius**2 / trace

@@ -1,4 +1,4 @@
-"""What every norm asks of its matrix: a floating-point tensor with numbers in it."""
+"""Checks that every norm makes: a floating-point tensor with values."""
 
 from typing import Any, cast
 
@@ -7,20 +7,12 @@ from torch import Tensor
 
 from mupscale.errors import DimensionError, NonFiniteError, OptionError
 
-# Half precision is for storage: its sums of squares overflow or drown, so norms are taken in
-# float32.
-COMPUTED_IN = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-}
+# Sums of squares overflow or underflow in half precision, so norms are computed in float32.
+_TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def as_matrices(W: object, name: str = "W") -> Tensor:
-    """`W` (…, rows, columns), whole and without gradient, in the type that its norms are computed
-    in.
-    """
+    """`W` (…, rows, columns), whole and detached, in float32 or float64."""
     if not isinstance(W, Tensor):
         raise OptionError(
             f"{name} is a {type(W).__name__}. Pass a tensor: torch.as_tensor({name})."
@@ -28,11 +20,11 @@ def as_matrices(W: object, name: str = "W") -> Tensor:
     tensor = whole(W)
     if tensor.is_meta:
         raise OptionError(
-            f"{name} is on the meta device and holds no numbers. Materialise it first: to_empty()."
+            f"{name} is on the meta device and has no values. Materialize it first: to_empty()."
         )
     if tensor.layout is not torch.strided:
         raise OptionError(f"{name} has layout {tensor.layout}. Pass {name}.to_dense().")
-    if tensor.dtype not in COMPUTED_IN:
+    if tensor.dtype not in _TYPES:
         raise OptionError(
             f"{name} has dtype {tensor.dtype}. Pass a real floating-point tensor: {name}.float()."
         )
@@ -44,23 +36,20 @@ def as_matrices(W: object, name: str = "W") -> Tensor:
         raise DimensionError(
             f"{name} has shape {tuple(tensor.shape)} and no entries. Every axis needs at least 1."
         )
-    return tensor.to(COMPUTED_IN[tensor.dtype])
+    return tensor if tensor.dtype is torch.float64 else tensor.float()
 
 
 def whole(W: Tensor) -> Tensor:
-    """The tensor without gradient; a DTensor is gathered, which every rank of its mesh must do
-    together.
-    """
+    """The tensor, detached; a DTensor is gathered, so every rank of its mesh must call this."""
     return cast(Any, W).full_tensor().detach() if hasattr(W, "full_tensor") else W.detach()
 
 
 def check_finite(W: Tensor, name: str = "W") -> None:
-    """Raise if an entry is NaN or infinite, and say how many are."""
+    """Raise if an entry is NaN or infinite."""
     if bool(torch.isfinite(W).all()):
         return
     nan, inf = int(W.isnan().sum()), int(W.isinf().sum())
     raise NonFiniteError(
         f"{name}: {nan} NaN and {inf} infinite of {W.numel()} entries. A norm needs finite "
-        "numbers: "
-        "find the step that produced these."
+        "numbers: find the step that produced these."
     )

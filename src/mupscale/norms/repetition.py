@@ -1,4 +1,4 @@
-"""The repeated matrix W⊕: what r query heads that share one key/value head see."""
+"""The repeated matrix W⊕, as r query heads that share one key/value head use it."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from mupscale.errors import DimensionError
 
 
 def repeat(W: Tensor, r: int, *, head_dim: int | None = None) -> Tensor:
-    """Stack `W` (…, rows, columns) `r` times along its rows; with `head_dim`, repeat each head's
-    rows in turn.
+    """Stack `W` (…, rows, columns) `r` times along its rows; with `head_dim`, repeat each head in
+    turn.
 
     The paper stacks the whole matrix. Code for grouped-query attention repeats each head
-    (`repeat_kv` of Hugging Face), which orders the same rows differently. Every norm is the same:
+    (`repeat_kv` of Hugging Face): the same rows in another order. Norms do not depend on the order:
     ‖W⊕‖ = √r ‖W‖.
 
     >>> W = torch.tensor([[1.0], [2.0]])
@@ -26,7 +26,7 @@ def repeat(W: Tensor, r: int, *, head_dim: int | None = None) -> Tensor:
         )
     if not _is_count(r):
         raise DimensionError(
-            f"r={r!r} is not a positive integer. It is query heads divided by key/value heads."
+            f"r={r!r} is not a positive integer. Give query heads per key/value head."
         )
     rows, columns = W.shape[-2:]
     if head_dim is None:

@@ -1,6 +1,4 @@
-"""The spectral norm of a matrix, or of each in a stack, to a stated relative error and with a warm
-start.
-"""
+"""The spectral norm of each matrix in a stack, to a given relative error, with a warm start."""
 
 import itertools
 import math
@@ -17,8 +15,8 @@ from mupscale.norms.matrices import as_matrices, check_finite
 
 Method = Literal["auto", "exact", "power", "gram"]
 METHODS: tuple[Method, ...] = get_args(Method)
+# For smaller matrices, the Gram matrix is no slower than two projections onto a start.
 _WORTH_A_TRY = 4 * ROWS
-"""Below, the Gram matrix costs no more than two projections onto a start."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +24,9 @@ class SpectralNorm:
     """The norms and a bound on their relative error (rounding aside), both in the shape of the
     stack.
 
-    `start` belongs into the next call, for a similar matrix; where `power` gave the answer, its
-    first row is the top right singular vector. `method` is the one that gave the answer; where
-    matrices of a stack differ, all are named.
+    Pass `start` to the next call for a similar matrix. If `power` gave the answer, its first row is
+    the top right singular vector. `method` gave the answer; if the matrices of a stack differ, it
+    names all methods.
     """
 
     value: Tensor
@@ -39,7 +37,7 @@ class SpectralNorm:
     def __float__(self) -> float:
         if self.value.ndim:
             raise DimensionError(
-                f"float() takes one norm; here are {tuple(self.value.shape)} of them, in .value."
+                f"float() needs one norm, not a stack of {tuple(self.value.shape)}. Use .value."
             )
         return float(self.value)
 
@@ -64,17 +62,17 @@ def spectral_norm(
     - `exact`: torch's SVD.
     - `gram`: deterministic, from the smaller Gram matrix.
     - `power`: block power iteration from `start`, the `.start` of a similar matrix. It is certified
-      with random directions (see `block_power`): a stale or misleading start costs time, not
-      accuracy. The bound fails with a probability of at most 1e-6. A spectrum too flat to certify
-      in three rounds is left to `gram`.
-    - `auto`: what is fastest for the shape: `exact` for tiny matrices, `gram` up to 256 rows or
-      columns (unless `start` settles it at once), else `power`.
+      with random directions (see `block_power`): a bad start costs time, not accuracy. The bound
+      fails with a probability of at most 1e-6. If three rounds do not certify a flat spectrum,
+      `gram` is used.
+    - `auto`: the fastest for the shape: `exact` for tiny matrices, `gram` up to 256 rows or columns
+      (unless `start` settles it at once), otherwise `power`.
 
-    Half precision is computed in float32. An `rtol` below 100 machine epsilons is finer than Gram
-    matrices can tell and computed by SVD. Nothing is remembered between calls. Without a
-    `generator`, the random directions are seeded from entries of `W`, so that the same call gives
-    the same result, and the directions do not depend on those that led to `start`. torch's global
-    random state is not touched either way.
+    Half precision is computed in float32. Gram matrices cannot resolve an `rtol` below 100 machine
+    epsilons, which therefore uses the SVD. Nothing is kept between calls. Without a `generator`,
+    the random directions are seeded from entries of `W`: the same call gives the same result, and
+    the directions are independent of those that led to `start`. torch's global random state is not
+    used.
 
     >>> W = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
     >>> round(float(spectral_norm(W)), 3)
@@ -86,7 +84,7 @@ def spectral_norm(
     if method not in METHODS:
         raise UnknownNameError("method", method, METHODS)
     if not 0 < rtol < 1:
-        raise OptionError(f"rtol={rtol} is not between 0 and 1. Leave it out for 1e-3.")
+        raise OptionError(f"rtol={rtol} must be between 0 and 1 (default: 1e-3).")
     matrices = as_matrices(W)
     starts = _usable_start(start, matrices)
     chosen = _choose(method, matrices, rtol)
@@ -100,9 +98,8 @@ def spectral_norm(
 
 
 def _own_generator(W: Tensor) -> torch.Generator:
-    """Seeded from up to 64 entries: a start found with a matrix's directions must not meet them
-    again at the next.
-    """
+    """A generator seeded from up to 64 entries of `W`."""
+    # A fixed seed would test a start with the same directions that led to it, which proves nothing.
     entries = W.reshape(-1)[:: -(-W.numel() // 64)].tolist()
     return torch.Generator(W.device).manual_seed(hash(tuple(entries)))
 
@@ -156,7 +153,7 @@ def _norm(
 def _attempt(
     W: Tensor, method: Method, rtol: float, start: Tensor | None, generator: torch.Generator | None
 ) -> _Found | None:
-    """The norm, or None if `W` must be rescaled or looked at first."""
+    """The norm, or None if `W` must be rescaled or is not finite."""
     if method == "exact":
         return _exact(W, start)
     if method == "power":
@@ -186,7 +183,7 @@ def _gram(W: Tensor, rtol: float, start: Tensor | None) -> _Found | None:
     if not SAFE_MIN < trace < SAFE_MAX:
         return None
     norm, error, power = root_of_top(G, trace, rtol)
-    if start is None:  # rows of a power of the Gram matrix have been through that many power steps
+    if start is None:  # rows of a power of the Gram matrix are the result of that many power steps
         start = power[:ROWS] if W.shape[0] >= W.shape[1] else power[:ROWS] @ W
     return _Found(norm, error, _padded(start), "gram")
 
@@ -194,8 +191,7 @@ def _gram(W: Tensor, rtol: float, start: Tensor | None) -> _Found | None:
 def _mixed(start: Tensor | None, W: Tensor, generator: torch.Generator) -> Tensor:
     """`ROWS` rows: those of `start` that are neither zero nor NaN, and random ones for the rest.
 
-    The last is always random: a start may lie in the null space of W, and something must show how
-    large W is.
+    The last is always random: a start may lie in the null space of W.
     """
     wanted = min(ROWS, W.shape[1])
     before = W[:0] if start is None else start[: wanted - 1]
@@ -208,7 +204,7 @@ def _mixed(start: Tensor | None, W: Tensor, generator: torch.Generator) -> Tenso
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """The first `ROWS` (at most as many as columns), with zeros for those that are missing."""
+    """The first `ROWS` rows (at most as many as columns), padded with zeros."""
     wanted = min(ROWS, rows.shape[1])
     missing = wanted - rows.shape[0]
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing > 0 else rows[:wanted]

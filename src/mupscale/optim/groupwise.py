@@ -1,6 +1,4 @@
-"""The frame of an optimizer that steps one parameter group at a time and checks a group before it
-takes it.
-"""
+"""Base class of optimizers that check parameter groups and step one at a time."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,7 +15,7 @@ Loss = TypeVar("Loss")
 
 
 class GroupwiseOptimizer(Optimizer, ABC):
-    """Abstract: a subclass says what a group must hold, and how a group is stepped."""
+    """Abstract: subclasses define which groups are valid and how a group is stepped."""
 
     @abstractmethod
     def check_group(self, group: Group) -> None:
@@ -29,7 +27,7 @@ class GroupwiseOptimizer(Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:  # pyright: ignore
-        """Take one step; `closure` computes the loss again and gives it back."""
+        """Take one step; `closure` recomputes the loss and returns it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -40,9 +38,7 @@ class GroupwiseOptimizer(Optimizer, ABC):
         return loss
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group, with the defaults for what it does not say. A group that is refused is not
-        kept.
-        """
+        """Add a group, with defaults for missing settings. An invalid group is not kept."""
         super().add_param_group(param_group)
         try:
             self._check(self.param_groups[-1])
@@ -51,8 +47,8 @@ class GroupwiseOptimizer(Optimizer, ABC):
             raise
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take a saved state. What its groups do not say stays as it is: a state of torch's Muon
-        knows no layouts.
+        """Load a saved state. Settings that it lacks keep their value: a state of torch's Muon has
+        no layouts.
         """
         groups: list[Group] = state["param_groups"]
         for loaded, own in zip(groups, getattr(self, "param_groups", groups), strict=True):
@@ -64,9 +60,8 @@ class GroupwiseOptimizer(Optimizer, ABC):
         for index, param in enumerate(group["params"]):
             if param.is_complex():
                 raise OptionError(
-                    f"{label(group, index)} has dtype {param.dtype}. {type(self).__name__} is "
-                    "defined for real "
-                    "numbers: store torch.view_as_real(...) of it."
+                    f"{label(group, index)} has dtype {param.dtype}. {type(self).__name__} needs "
+                    "real numbers: store torch.view_as_real(...) of it."
                 )
         self.check_group(group)
 

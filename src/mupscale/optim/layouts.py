@@ -1,9 +1,8 @@
-"""Which matrices a stored tensor holds: where its outputs are, and which of its rows belong
-together.
+"""Layouts of stored tensors: where the outputs are, and which rows form a matrix.
 
-A tensor is (out, in), or (in, out) with `out_axis` 1, or a stack of such: (experts, out, in),
+A tensor is (out, in), or (in, out) with `out_axis` 1, or a stack of these: (experts, out, in), or
 (experts, in, out) with `out_axis` 2. A fused tensor such as Q|K|V has blocks, each of some slices
-of rows; rows run along the output axis.
+of rows along the output axis.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from mupscale.optim.options import check_number
 
 Slice = tuple[int, int]
 Block = tuple[Sequence[Slice], float, float]
-"""Slices (start, stop) of rows, then what the group's lr and its weight_decay are multiplied by."""
+"""Slices (start, stop) of rows, then the factors on the group's lr and weight_decay."""
 
 
 def as_matrices(tensor: Tensor, out_axis: int | None) -> Tensor:
@@ -32,44 +31,30 @@ def as_matrices(tensor: Tensor, out_axis: int | None) -> Tensor:
 
 
 def blocks_of(blocks: Sequence[Block] | None, n_out: int) -> Sequence[Block]:
-    """The blocks of `n_out` rows: all rows in one if none are given.
-
-    >>> blocks_of(None, n_out=6)
-    [([(0, 6)], 1.0, 1.0)]
-    """
+    """The blocks, or one block of all `n_out` rows."""
     return [([(0, n_out)], 1.0, 1.0)] if blocks is None else blocks
 
 
 def check_axes(shape: Sequence[int], out_axis: object, name: str) -> None:
-    """Raise unless `shape` is a matrix or a stack of them, with outputs along one of its last two
-    axes.
-    """
+    """Raise unless this is a matrix or a stack, with outputs along one of the last two axes."""
     ndim = len(shape)
     if ndim not in (2, 3):
         raise DimensionError(
             f"{name} has shape {tuple(shape)}. Muon steps matrices (2 axes) and stacks of them (3 "
-            "axes): "
-            "give this one to AdamW."
+            "axes): train this one with AdamW."
         )
     allowed = (ndim - 2, ndim - 1)
     # An axis counted from the end means the same for matrices and stacks.
     if out_axis is None or (type(out_axis) is int and out_axis in (*allowed, -2, -1)):
         return
     raise DimensionError(
-        f"{name} has shape {tuple(shape)} and out_axis={out_axis!r}. The output axis of each "
-        "matrix is "
-        f"{allowed[0]} (rows) or {allowed[1]} (columns)."
+        f"{name} has shape {tuple(shape)} and out_axis={out_axis!r}. The outputs of its matrices "
+        f"are on axis {allowed[0]} (rows) or {allowed[1]} (columns)."
     )
 
 
 def check_blocks(blocks: object, n_out: int, name: str) -> None:
-    """Raise unless `blocks` hold every row once.
-
-    >>> check_blocks([([(0, 4), (6, 8)], 1.0, 1.0), ([(4, 6)], 0.5, 2.0)], 8, "wqkv")
-    >>> check_blocks([([(0, 4)], 1.0, 1.0), ([(3, 6)], 0.5, 2.0)], 8, "wqkv")
-    Traceback (most recent call last):
-    mupscale.errors.OptionError: wqkv: row 3 is in two slices of blocks. Give every row of 0 … 7 to one block.
-    """
+    """Raise unless `blocks` contain every row once."""
     if blocks is None:
         return
     if not isinstance(blocks, (tuple, list)):
@@ -98,26 +83,20 @@ def check_block(block: object, n_out: int, name: str) -> None:
         or not all(is_slice(piece, n_out) for piece in slices)
     ):
         raise OptionError(
-            f"{name} has slices={slices!r}. Give (start, stop) pairs, 0 ≤ start < stop ≤ {n_out} "
-            "(its rows)."
+            f"{name} has slices={slices!r}. Give (start, stop) pairs of rows with 0 ≤ start < stop "
+            f"≤ {n_out}."
         )
 
 
 def is_slice(piece: object, n_out: int) -> bool:
-    """Whether `piece` is (start, stop) with at least one row, and no row too many.
-
-    >>> is_slice((0, 4), n_out=4), is_slice((2, 2), n_out=4), is_slice((2, 5), n_out=4), is_slice(3, n_out=4)
-    (True, False, False, False)
-    """
+    """Whether `piece` is (start, stop) with at least one row, all of them below `n_out`."""
     if not isinstance(piece, (tuple, list)) or [type(end) for end in piece] != [int, int]:
         return False
     return 0 <= piece[0] < piece[1] <= n_out
 
 
 def check_cover(slices: Sequence[Slice], n_out: int, name: str) -> None:
-    """Raise unless the slices hold every row of 0 … n_out − 1 once, and name the first rows that
-    break this.
-    """
+    """Raise unless the slices contain every row once; name the first rows that break this."""
     done = 0
     for start, stop in sorted([*slices, (n_out, n_out)]):
         if start != done:
@@ -126,17 +105,9 @@ def check_cover(slices: Sequence[Slice], n_out: int, name: str) -> None:
                 if start > done
                 else (start, min(stop, done), "two slices")
             )
+            rows = f"row {first} is" if end - first == 1 else f"rows {first} … {end - 1} are"
             raise OptionError(
-                f"{name}: {rows(first, end)} in {fault} of blocks. Give every row of 0 … "
-                f"{n_out - 1} to one block."
+                f"{name}: {rows} in {fault} of blocks. Put every row of 0 … {n_out - 1} in one "
+                "block."
             )
         done = stop
-
-
-def rows(start: int, stop: int) -> str:
-    """The start of a sentence about some rows.
-
-    >>> rows(3, 4), rows(3, 8)
-    ('row 3 is', 'rows 3 … 7 are')
-    """
-    return f"row {start} is" if stop - start == 1 else f"rows {start} … {stop - 1} are"

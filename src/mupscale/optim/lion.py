@@ -1,8 +1,6 @@
-"""Lion: the sign of a momentum (Chen et al. 2023, Symbolic Discovery of Optimization Algorithms,
-Algorithm 2).
-"""
+"""Lion: the sign of a momentum. Chen et al. 2023, Symbolic Discovery of Optimization Algorithms."""
 
-# torch's own optimizers use these list operations too, but torch calls them private.
+# torch's own optimizers use these list operations too, but torch marks them private.
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 from collections import defaultdict
 
@@ -21,8 +19,9 @@ Triple = tuple[Tensor, Tensor, Tensor]
 class Lion(GroupwiseOptimizer):
     """W ← W − lr·λ·W − lr·sign(β1·m + (1 − β1)·g), then m ← β2·m + (1 − β2)·g.
 
-    Every entry moves by `lr`, so `lr` is 3 to 10 times smaller than AdamW's, and `weight_decay` as
-    much larger. The momentum is kept under "exp_avg", as in the authors' own code.
+    Every entry moves by `lr`, so choose `lr` 3 to 10 times smaller than for AdamW, and
+    `weight_decay` larger by the same factor. The momentum is stored as "exp_avg", as in the
+    authors' code.
 
     >>> W = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
     >>> optimizer = Lion([W], lr=0.5)
@@ -50,16 +49,12 @@ class Lion(GroupwiseOptimizer):
 
     def step_group_(self, group: Group, params: Tensors) -> None:
         for triples in self._alike(params):
-            step_(
-                [p for p, _, _ in triples],
-                [g for _, g, _ in triples],
-                [m for _, _, m in triples],
-                group,
-            )
+            params_here, grads, momenta = map(list, zip(*triples, strict=True))
+            step_(params_here, grads, momenta, group)
 
     def _alike(self, params: Tensors) -> list[list[Triple]]:
-        """(parameter, gradient, momentum) on this rank, in lists of one device and type: these have
-        fast kernels.
+        """(parameter, gradient, momentum) on this rank, in lists of one device and type, for which
+        torch has fast kernels.
         """
         lists: defaultdict[tuple[torch.device, torch.dtype], list[Triple]] = defaultdict(list)
         for p in params:

@@ -1,6 +1,4 @@
-"""Muon (Jordan 2024) for stored tensors that hold several matrices: fused, transposed, or stacked
-by expert.
-"""
+"""Muon (Jordan 2024) for tensors that hold several matrices: fused, transposed, or stacked."""
 
 from collections.abc import Sequence
 
@@ -17,22 +15,22 @@ from mupscale.optim.sharding import aligned, with_whole_matrices, write_back_
 
 
 class Muon(GroupwiseOptimizer):
-    """torch.optim.Muon, with its arguments and its state, that steps each matrix in a tensor as a
-    matrix of its own.
+    """torch.optim.Muon, with the same arguments and state, that steps every matrix in a tensor
+    separately.
 
-    A group may say, besides what the constructor takes, how its tensors are laid out:
+    In addition to the constructor's settings, a group may describe the layout of its tensors:
 
-    - `out_axis`: the axis of outputs, one of the last two; the first of these if not said. A tensor
+    - `out_axis`: the axis of outputs, one of the last two (default: the first of these). A tensor
       with three axes is a stack of matrices.
     - `blocks`: for a fused tensor, (slices, lr_ratio, decay_ratio) for each matrix in it. `slices`
       are (start, stop) along the output axis; the ratios multiply the group's `lr` and
       `weight_decay`. Every row is in one block.
 
-    `adjust_lr_fn` is "original" (also None), "match_rms_adamw" or "spectral", of the shape of each
-    matrix.
+    `adjust_lr_fn` is "original" (also None), "match_rms_adamw" or "spectral"; it uses the shape of
+    each matrix.
 
-    Q with 4 rows, then K and V with 2 rows each and twice the rate. Gradients of any size give
-    steps of one size:
+    Q with 4 rows, then K and V with 2 rows each and twice the rate. The size of a step does not
+    depend on the size of the gradient:
 
     >>> wqkv = torch.nn.Parameter(torch.zeros(8, 4))
     >>> blocks = [([(0, 4)], 1.0, 1.0), ([(4, 6)], 2.0, 1.0), ([(6, 8)], 2.0, 1.0)]
@@ -88,7 +86,7 @@ class Muon(GroupwiseOptimizer):
             write_back_(p, weights)
 
     def _momentum_(self, p: Tensor, group: Group) -> Tensor:
-        """Bring the momentum up to date; gives what is to be orthogonalized."""
+        """Update the momentum; returns the matrix to orthogonalize."""
         assert p.grad is not None
         state, momentum = self.state[p], group["momentum"]
         if "momentum_buffer" not in state:
@@ -112,8 +110,7 @@ def check_settings(group: Group) -> None:
         )
     if type(group["ns_steps"]) is not int or not 0 <= group["ns_steps"] < 100:
         raise OptionError(
-            f"ns_steps={group['ns_steps']!r} is not a whole number from 0 to 99. Give one such as "
-            "5."
+            f"ns_steps={group['ns_steps']!r} must be a whole number from 0 to 99, such as 5."
         )
     if group["adjust_lr_fn"] is not None and group["adjust_lr_fn"] not in list(LR_RATIOS):
         raise UnknownNameError("adjust_lr_fn", group["adjust_lr_fn"], LR_RATIOS)
@@ -126,12 +123,11 @@ def step_matrices_(weights: Tensor, update: Tensor, group: Group) -> None:
 
 
 def step_block_(weights: Tensor, update: Tensor, block: Block, group: Group) -> None:
-    """Step the rows of one block as the matrix that they are together."""
+    """Step the rows of one block as one matrix."""
     slices, block_lr_ratio, decay_ratio = block
     lr = float(group["lr"]) * block_lr_ratio
-    decay = 1 - lr * (
-        group["weight_decay"] * decay_ratio
-    )  # by the rate before it is adjusted, as torch does
+    # Decay uses the rate before `adjust_lr_fn`, as in torch.
+    decay = 1 - lr * (group["weight_decay"] * decay_ratio)
     direction = orthogonalized(
         gathered(update, slices), group["ns_coefficients"], group["ns_steps"], group["eps"]
     )

@@ -1,4 +1,4 @@
-"""What both optimizers ask of the numbers in a group."""
+"""Checks of the numbers in a parameter group."""
 
 import math
 from numbers import Real
@@ -12,9 +12,8 @@ Group = dict[str, Any]
 
 
 def check_number(name: str, value: object, example: float, below: float = math.inf) -> None:
-    """Raise unless 0 ≤ `value` < `below`; NaN and infinity never are.
+    """Raise unless 0 ≤ `value` < `below`, which excludes NaN and infinity.
 
-    >>> check_number("lr", 0.02, example=1e-4)
     >>> check_number("momentum", 1.5, example=0.95, below=1)
     Traceback (most recent call last):
     mupscale.errors.OptionError: momentum=1.5 is not a number from 0 to below 1. Give one such as 0.95.
@@ -27,12 +26,7 @@ def check_number(name: str, value: object, example: float, below: float = math.i
 
 
 def check_numbers(name: str, values: object, example: tuple[float, ...]) -> None:
-    """Raise unless `values` are as many finite numbers as `example` has.
-
-    >>> check_numbers("betas", [0.9], example=(0.9, 0.99))
-    Traceback (most recent call last):
-    mupscale.errors.OptionError: betas=[0.9] is not a sequence of 2 finite numbers. Give some such as (0.9, 0.99).
-    """
+    """Raise unless `values` are finite numbers, as many as in `example`."""
     numbers = cast(list[object], values) if isinstance(values, (tuple, list)) else []
     if len(numbers) == len(example) and all(
         isinstance(v, Real) and math.isfinite(v) for v in numbers
@@ -43,10 +37,8 @@ def check_numbers(name: str, values: object, example: tuple[float, ...]) -> None
 
 
 def label(group: Group, index: int) -> str:
-    """What to call a parameter in a message: its name if the group knows it.
+    """A parameter in a message: its name if the group has names.
 
-    >>> label({"param_names": ["wq", "wk"]}, 1)
-    "parameter 'wk'"
     >>> label({"name": "hidden"}, 1)
     "parameter 1 of group 'hidden'"
     """

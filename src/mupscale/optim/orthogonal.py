@@ -1,4 +1,4 @@
-"""The two formulas of Muon: the nearest orthogonal matrix, roughly, and how far to go along it."""
+"""The two formulas of Muon: approximately the nearest orthogonal matrix, and the step length."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Jordan 2024, Muon: largest slope at zero while five steps bring every singular value to 0.7 … 1.2.
+# Jordan 2024, Muon: the largest slope at zero with which five steps bring every singular value to
+# 0.7 … 1.2.
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -16,12 +17,12 @@ def orthogonalized(
     steps: int = 5,
     eps: float = 1e-7,
 ) -> Tensor:
-    """U·S·Vᵀ → about U·Vᵀ for each matrix of `G` (…, rows, columns), by Newton–Schulz steps in
-    bfloat16.
+    """U·S·Vᵀ → approximately U·Vᵀ for each matrix of `G` (…, rows, columns), by Newton–Schulz steps
+    in bfloat16.
 
-    The same operations as torch.optim.Muon's, which is private and takes one matrix. A stack is
-    multiplied in one call, which adds products up in another order: its last bfloat16 digit can
-    differ from that of its matrices alone.
+    The operations are those of torch.optim.Muon, whose function is private and takes one matrix. A
+    stack is multiplied in one call, which sums in another order: its last bfloat16 digit can differ
+    from that of its matrices alone.
 
     >>> G = torch.tensor([[3.0, 0.0], [0.0, -0.2]])
     >>> bool((orthogonalized(G).float().abs() - torch.eye(2)).abs().max() < 0.35)
@@ -32,7 +33,7 @@ def orthogonalized(
     tall = G.size(-2) > G.size(-1)
     x = G.to(torch.bfloat16).contiguous()
     x = x.mT if tall else x  # the smaller Gram matrix
-    # Not in place: x is G itself if G is in bfloat16, and G may be the momentum.
+    # Not in place: if G is in bfloat16 then x is G itself, which may be the momentum.
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=eps)
     for _ in range(steps):
         gram = x @ x.mT
@@ -42,29 +43,17 @@ def orthogonalized(
 
 
 def original(n_out: int, n_in: int) -> float:
-    """√max(1, n_out/n_in), Jordan 2024.
-
-    >>> original(n_out=64, n_in=16), original(n_out=16, n_in=64)
-    (2.0, 1.0)
-    """
+    """√max(1, n_out/n_in), Jordan 2024."""
     return math.sqrt(max(1, n_out / n_in))
 
 
 def match_rms_adamw(n_out: int, n_in: int) -> float:
-    """0.2·√max(n_out, n_in): entries move as AdamW's do, Liu et al. 2025.
-
-    >>> match_rms_adamw(n_out=100, n_in=16)
-    2.0
-    """
+    """0.2·√max(n_out, n_in): entries move as far as AdamW's, Liu et al. 2025."""
     return 0.2 * math.sqrt(max(n_out, n_in))
 
 
 def spectral(n_out: int, n_in: int) -> float:
-    """√(n_out/n_in): features move as far at any width, Yang, Simon & Bernstein 2023, condition 1.
-
-    >>> spectral(n_out=64, n_in=16), spectral(n_out=16, n_in=64)
-    (2.0, 0.5)
-    """
+    """√(n_out/n_in): features move as far at any width, Yang, Simon & Bernstein 2023."""
     return math.sqrt(n_out / n_in)
 
 
@@ -76,7 +65,7 @@ LR_RATIOS: dict[str, Callable[[int, int], float]] = {
 
 
 def lr_ratio(adjust_lr_fn: str | None, n_out: int, n_in: int) -> float:
-    """What the rate of an n_out × n_in matrix is multiplied by.
+    """The factor on the rate of an n_out × n_in matrix.
 
     >>> lr_ratio(None, n_out=64, n_in=16)
     2.0

@@ -1,6 +1,7 @@
-"""Tensors that several ranks share (DTensor): the part here, the whole, and the way back.
+"""Tensors that are sharded over ranks (DTensor): the local part, the whole, and writing back.
 
-Recognised by what they can do, as importing torch.distributed.tensor takes more than half a second.
+They are recognized by their methods, since importing torch.distributed.tensor takes more than half
+a second.
 """
 
 from typing import Any, cast
@@ -13,20 +14,20 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def aligned(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor`, cut between the ranks as `like` is: itself if it is cut so already."""
+    """`tensor` with the sharding of `like`; itself if it has that already."""
     if not is_sharded(like) or cast(Any, tensor).placements == cast(Any, like).placements:
         return tensor
     return cast(Any, tensor).redistribute(cast(Any, like).device_mesh, cast(Any, like).placements)
 
 
 def local(tensor: Tensor, like: Tensor) -> Tensor:
-    """The part of `tensor` on this rank, cut as `like` is: a view if it is cut so already."""
+    """The part of `tensor` on this rank, sharded like `like`; a view if it already is."""
     return cast(Any, aligned(tensor, like)).to_local() if is_sharded(like) else tensor
 
 
 def with_whole_matrices(tensor: Tensor, like: Tensor) -> Tensor:
-    """`tensor` with every matrix whole: this rank's part if no matrix of `like` is cut, else all of
-    it, gathered.
+    """`tensor` with every matrix whole: the local part if no matrix of `like` is split, otherwise
+    gathered.
     """
     if not is_sharded(like):
         return tensor
@@ -34,9 +35,7 @@ def with_whole_matrices(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def cuts_matrices(tensor: Tensor) -> bool:
-    """Whether some matrix (the last two axes) is on several ranks; stacked experts often are cut
-    between matrices.
-    """
+    """Whether a matrix (the last two axes) is split over ranks; stacked experts usually are not."""
     placements = cast(Any, tensor).placements
     return not all(
         p.is_replicate() or (p.is_shard() and p.dim < tensor.ndim - 2) for p in placements
@@ -44,9 +43,7 @@ def cuts_matrices(tensor: Tensor) -> bool:
 
 
 def write_back_(target: Tensor, values: Tensor) -> None:
-    """Write what `with_whole_matrices(target, target)` gave, and was changed since, to where it
-    came from.
-    """
+    """Write changed `values` of `with_whole_matrices(target, target)` back to `target`."""
     if not is_sharded(target) or not cuts_matrices(target):
         return  # `values` is the target itself, or a view of it
     from torch.distributed.tensor import DTensor, Replicate
