@@ -1,4 +1,4 @@
-"""The examples run as they are, and what they train learns."""
+"""Every example runs as it is, and its model learns."""
 
 import os
 import re
@@ -9,35 +9,29 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-LAUNCHER = {
-    "fsdp2.py": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-}  # torchrun
-OPTIONS = {
-    "compiled_loop.py": ["--backend", "aot_eager"]
-}  # inductor's C++ takes longer than all the others together
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LAUNCHER = {"fsdp2.py": TORCHRUN}
+# inductor's C++ takes longer than all other examples together
+OPTIONS = {"compiled_loop.py": ["--backend", "aot_eager"]}
 LOSS = re.compile(r"\bloss'?:? '?(\d+\.\d+)")
 
 
 def run(name: str) -> str:
     """What an example prints."""
-    command = [
-        sys.executable,
-        *LAUNCHER.get(name, []),
-        str(EXAMPLES / name),
-        *OPTIONS.get(name, []),
-    ]
+    script = [str(EXAMPLES / name), *OPTIONS.get(name, [])]
+    command = [sys.executable, *LAUNCHER.get(name, []), *script]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
     try:
-        printed, complaints = process.communicate(timeout=180)
+        output, errors = process.communicate(timeout=180)
     except subprocess.TimeoutExpired:
-        # torchrun then ends its ranks, which it would leave behind if it were killed
+        # torchrun then ends its ranks, which would outlive it if it were killed
         process.terminate()
-        printed, complaints = process.communicate(timeout=60)
-    assert process.returncode == 0, complaints
-    return printed
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    return output
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))

@@ -126,9 +126,7 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def trainer_for(model: nn.Module, optimizer: Optimizer, folder: Path, **settings: Any) -> Trainer:
-    """A Trainer that takes the sequences in their order and clips by itself only if it is told
-    to.
-    """
+    """A Trainer that reads the sequences in order and does not clip (default)."""
     defaults: dict[str, Any] = {
         "max_steps": STEPS, "per_device_train_batch_size": BATCH, "max_grad_norm": 0,
         "logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True,
