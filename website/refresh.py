@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from mupscale.cli import main
@@ -27,7 +27,7 @@ _CLAIMS = re.compile(r"^Of \d+ claims of the paper .*\n\n(?:\|.*\n)+", flags=re.
 
 
 @contextlib.contextmanager
-def clean_folder() -> Iterator[None]:
+def clean_folder() -> Generator[None]:
     """An empty working folder with the committed results in it, as in a clone."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "results").symlink_to(ROOT / "results")

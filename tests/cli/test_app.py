@@ -492,7 +492,7 @@ def test_the_demo_goes_the_whole_way_and_again_at_once(tmp_path, capsys, monkeyp
     assert "2n/(1 + √r)" in out
     assert re.search(r"^rule +verdict +query +key +value +runs$", out, re.MULTILINE)
     assert re.search(r"^mup +\S+( +[+-]\d\.\d\d){3} +4$", out, re.MULTILINE)
-    assert "Recipe for llama-3-8b from the study demo" in out
+    assert "Recipe for llama-3-8b, from the study demo" in out
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
     kept = json.loads((tmp_path / "recipe.json").read_text(encoding="utf-8"))
     monkeypatch.setattr("mupscale.checks.check.run_probe", None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mupscale.cli.console import bar, print_json
 from mupscale.cli.flags import Json, Workers
+from mupscale.cli.report import write_page
 from mupscale.cli.study_progress import live
 from mupscale.text import show, text_table, wrapped
 
@@ -123,18 +124,13 @@ def _sweep(folder: Path, workers: int | None) -> "Study":
 
 def _report(study: "Study", output: Path, checks: "dict[str, CheckResult]") -> Path:
     from mupscale import reports
-    from mupscale.records import write_whole
-    from mupscale.reports.page import read_check, study_page
-    from mupscale.reports.page.of_study import page_data
+    from mupscale.reports.page import read_check
 
     for rule, result in checks.items():
         reports.save_findings(result, output / f"check-{rule}")
     summaries = [read_check(output / f"check-{rule}") for rule in checks]
     page = output / "report.html"
-    write_whole(
-        page,
-        study_page(page_data(study, to=TARGET, checks=summaries)).encode("utf-8", errors="replace"),
-    )
+    write_page(study, page, TARGET, summaries)
     return page
 
 

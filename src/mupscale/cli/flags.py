@@ -28,49 +28,49 @@ def _whole(_: Any, tokens: Sequence[Token]) -> int:
         raise ValueError(f"{tokens[0].value!r} is not a whole number.") from None
 
 
-def _flag(text: str, **options: Any) -> Parameter:
-    return Parameter(help=text, **options)
-
-
 Whole = Annotated[int, Parameter(converter=_whole)]
 Switch = Annotated[bool, Parameter(negative=(), show_default=False)]
 Repeated = Annotated[tuple[str, ...], Parameter(negative=(), show_default=False)]
 
 Json = Annotated[
-    bool, _flag("Print JSON instead of text.", name="--json", negative=(), show_default=False)
+    bool,
+    Parameter(help="Print JSON instead of text.", name="--json", negative=(), show_default=False),
 ]
 Markdown = Annotated[
-    bool, _flag("Print Markdown instead of text.", negative=(), show_default=False)
+    bool, Parameter(help="Print Markdown instead of text.", negative=(), show_default=False)
 ]
-Format = Annotated[Literal["text", "markdown", "latex"], _flag("The format of the printed result.")]
+Format = Annotated[
+    Literal["text", "markdown", "latex"], Parameter(help="The format of the printed result.")
+]
 Settings = Annotated[
     Repeated,
-    _flag(
-        "Override a setting of the file, such as optimizer.lr=0.01. The short form is "
+    Parameter(
+        help="Override a setting of the file, such as optimizer.lr=0.01. The short form is "
         "--optimizer.lr 0.01. Can be repeated.",
         name="--set",
     ),
 ]
 Workers = Annotated[
-    Whole | None, _flag("Number of worker processes, one thread each (default: one per core).")
+    Whole | None,
+    Parameter(help="Number of worker processes, one thread each (default: one per core)."),
 ]
 Optimizer = Annotated[
     str,
-    _flag(
-        "The optimizer: adamw, adam, sgd, momentum, lion, signsgd, adafactor, "
+    Parameter(
+        help="The optimizer: adamw, adam, sgd, momentum, lion, signsgd, adafactor, "
         "adafactor-unscaled, muon, muon-match-rms, muon-spectral, shampoo or shampoo-grafted."
     ),
 ]
 DecayMode = Annotated[
     str,
-    _flag(
-        "How the optimizer applies weight decay: lr_coupled (as torch's AdamW), independent or l2."
+    Parameter(
+        help="How weight decay is applied: lr_coupled (as in torch's AdamW), independent or l2."
     ),
 ]
 Depth = Annotated[
     str | None,
-    _flag(
-        "Factor on residual branches: none, 1/L, 1/sqrt(L) or a formula in L "
+    Parameter(
+        help="Factor on residual branches: none, 1/L, 1/sqrt(L) or a formula in L "
         "(default: the rule's own)."
     ),
 ]

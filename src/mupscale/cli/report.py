@@ -71,7 +71,7 @@ def report(
     if page.is_dir():
         raise OptionError(f"--output {page} is a folder. Name the file: {page / 'report.html'}.")
     summaries, target = [read_check(folder) for folder in check], _target(to, reading)
-    data = (_watched if watch else _written)(Study.open(study), page, target, summaries)
+    data = (_watched if watch else write_page)(Study.open(study), page, target, summaries)
     saved: list[Path] = []
     if figures is not None:
         from mupscale.reports.study_figures import save_study_figures
@@ -93,10 +93,10 @@ def _target(to: str | None, reading: ReadingFlags) -> "Target | None":
     return None
 
 
-def _written(
+def write_page(
     study: "Study",
     page: Path,
-    to: "Target | None",
+    to: "str | Target | None",
     checks: Sequence["CheckSummary"],
     refresh: int | None = None,
 ) -> "PageData":
@@ -117,7 +117,7 @@ def _watched(
     from mupscale.studies.study import RECORDS
 
     seen = _state(study.folder / RECORDS)
-    data = _written(study, page, to, checks, _REFRESH_SECONDS)
+    data = write_page(study, page, to, checks, _REFRESH_SECONDS)
     with _status() as say:
         try:
             while not data.progress.done:
@@ -129,9 +129,9 @@ def _watched(
                 now = _state(study.folder / RECORDS)
                 if now != seen:
                     seen = now
-                    data = _written(study, page, to, checks, _REFRESH_SECONDS)
+                    data = write_page(study, page, to, checks, _REFRESH_SECONDS)
         except KeyboardInterrupt:
-            data = _written(study, page, to, checks)
+            data = write_page(study, page, to, checks)
     return data
 
 
