@@ -101,7 +101,7 @@ def _rates(config, cell):
         ({}, {"gammas": [0, 1]}, "at least three"),
         ({}, {"gammas": [0, 1, float("nan")]}, "between -10 and 10"),
         ({}, {"repetitions": [1, 5]}, "r = 5 does not divide 12 heads"),
-        ({}, {"repetitions": [1]}, "one more is needed"),
+        ({}, {"repetitions": [1]}, "at least one more is needed"),
         ({"base": {"r": 2}}, {"repetitions": [1, 4]}, "the base has r = 2"),
         ({"rules": ["mup", "gqa-mup"]}, {}, "starts from one"),
         ({"vary": {"width": [48, 96]}}, {}, "n_kv_heads or r alone"),

@@ -1,8 +1,7 @@
-"""Calibration: which exponent γ of ((1 + √r)/2)^γ suits a proxy's own key/value heads? Two studies,
-and a rule.
+"""Calibration: which exponent γ of ((1 + √r)/2)^γ fits a proxy's key/value heads?
 
-At the base's r every γ is the same training, so that is one cell, in a study of its own; the other
-has every γ at every further r. Both resume, as all studies do.
+At the base's r every γ is the same training, so that is one cell in a study of its own. A second
+study has every γ at every other r. Both resume, as all studies do.
 """
 
 import dataclasses
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from mupscale.analysis.exponents import (
-    Exponent,
     Exponents,
     Factored,
     Question,
@@ -36,8 +34,8 @@ from mupscale.training import lengths
 from mupscale.training.config import rule_from
 
 GAMMAS = (-1.0, 0.0, 1.0, 2.0)
-"""The older rules (0) and the paper's (1), and as far again to either side: an answer at the end of
-what was tried is none, so both must lie inside."""
+"""The older rules (0), the paper's (1), and as far again on either side: an answer at the end of
+the range is not an answer, so both must lie inside."""
 
 BASE, FACTORS = "base", "factors"
 """Folders of the two studies."""
@@ -45,7 +43,7 @@ BASE, FACTORS = "base", "factors"
 
 @dataclass(frozen=True)
 class Calibration:
-    """What is run: a study of the base, and one of every γ at every further r."""
+    """The two studies: one of the base, one of every γ at every other r."""
 
     base: StudyConfig
     factors: StudyConfig
@@ -55,30 +53,28 @@ class Calibration:
         return {BASE: self.base, FACTORS: self.factors}
 
     def studies(self, folder: Path | str) -> list[Study]:
-        """In their folders, made where they are not there yet."""
+        """Both studies in their folders, created if needed."""
         return [Study.create(config, Path(folder) / name) for name, config in self.parts.items()]
 
     def runs(self) -> int | None:
-        """How many; None for a search that ends by itself."""
+        """Number of runs; None for a search that decides by itself when to stop."""
         counts = [_runs(config) for config in self.parts.values()]
         return None if None in counts else sum(count or 0 for count in counts)
 
     def tokens(self) -> float | None:
-        """Of all runs; None where a trainer of one's own decides it, or the number of runs is
-        open.
-        """
+        """Tokens of all runs; None if a custom trainer decides, or the number of runs is open."""
         if self.runs() is None or self.base.trainer is not None:
             return None
         return float(sum(_tokens(config) for config in self.parts.values()))
 
     def fingerprint(self) -> str:
-        """Of all that decides the result."""
+        """A hash of everything that determines the result."""
         content = {name: config.identity() for name, config in self.parts.items()}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @staticmethod
     def open(folder: Path) -> "Calibration":
-        """One that was begun."""
+        """Open an existing calibration."""
         base, factors = (Study.open(folder / name).config for name in (BASE, FACTORS))
         return Calibration(base, factors)
 
@@ -90,10 +86,10 @@ def is_calibration(folder: Path) -> bool:
 def calibration(
     values: Mapping[str, Any], *, gammas: Sequence[float] = GAMMAS, repetitions: Sequence[int] = ()
 ) -> Calibration:
-    """Of the proxy that a study describes, as its tables. Its rule keeps all its choices but the
-    key/value factor.
+    """A calibration of the proxy that the tables of a study describe.
 
-    repetitions  the base's r first, then those to calibrate at; by the number of heads unless given
+    The study's rule keeps all its choices except the key/value factor. `repetitions` are values of
+    r, the base's first (default: chosen by the number of heads).
     """
     given = dict(values)
     given["search"] = {"method": "grid"} | dict(given.get("search", {}))
@@ -105,7 +101,7 @@ def calibration(
     space = {**config.space, **config.rule_space.get(config.cells()[0].rule_name, {})}
     if set(space) != {"lr"}:
         raise OptionError(
-            f"space has {', '.join(space)}: a calibration searches lr alone. Leave the others out."
+            f"space has {', '.join(space)}, but a calibration searches lr alone. Leave out the rest."
         )
     tables = _with_base(config, tried[0])
     common = {"space": space, "rule_space": {}, "tables": tables}
@@ -126,7 +122,7 @@ def calibration(
     return Calibration(part(BASE, base, tried[:1]), part(FACTORS, rules, tried[1:]))
 
 
-# What a study says of a proxy
+# The proxy
 
 
 def _only_rule(config: StudyConfig) -> Rule:
@@ -135,8 +131,7 @@ def _only_rule(config: StudyConfig) -> Rule:
         names = ", ".join(dict.fromkeys(cell.rule_name for cell in config.cells()))
         raise OptionError(
             f"the study has several rules or variants ({names}). A calibration starts from one: "
-            "choose it with --rule, "
-            "and leave [[variants]] out."
+            "choose it with --rule, and leave out [[variants]]."
         )
     return rule_from(rule)
 
@@ -161,7 +156,7 @@ def _dimension(config: StudyConfig) -> str:
 
 
 def _heads(config: StudyConfig) -> int | None:
-    """Query heads of the proxy; None where only their ratio to key/value heads can be read."""
+    """Query heads of the proxy; None if only their ratio to key/value heads is known."""
     if config.trainer is None:
         return config.run_config(config.cells()[0], {"lr": 1.0}, config.seeds[0]).model.n_heads
     heads = _shape(config, config.trainer.target, {}).heads
@@ -175,14 +170,14 @@ def _heads(config: StudyConfig) -> int | None:
 def _shape(config: StudyConfig, name: str | None, dimensions: Mapping[str, int]) -> ModelShape:
     if name is None:
         raise OptionError(
-            "the trainer names no model, so every γ would train alike. Write trainer.target, as "
-            '"hf:llama,hidden_size=64", and have the trainer use its {plan}.'
+            "the trainer names no model, so every γ would train the same. Set trainer.target, for "
+            'example "hf:llama,hidden_size=64", and let the trainer use its {plan}.'
         )
     return named_shape(name, tuple(dimensions.items()), config.reading)
 
 
 def _base_r(config: StudyConfig) -> int | None:
-    """Where the study says it."""
+    """The base's r, if the study gives it."""
     if config.trainer is not None and config.trainer.base is not None:
         return _shape(config, config.trainer.base, {}).r
     base = config.tables.get("base", {})
@@ -196,8 +191,8 @@ def _base_r(config: StudyConfig) -> int | None:
 def _repetitions(
     asked: Sequence[int], config: StudyConfig, heads: int | None, first: int | None
 ) -> list[int]:
-    """In order, the base's first: those asked for, those that the study varies, or some that the
-    heads allow.
+    """In order, the base's r first: the requested ones, those of the study, or some that the heads
+    allow.
     """
     found = sorted(set(asked or _varied(config, heads)))
     least = first if first is not None else (found[0] if found else 1)
@@ -206,15 +201,14 @@ def _repetitions(
         _check_divides(found, heads)
     elif not found:
         raise OptionError(
-            "the model does not say how many heads it has, so no r can be proposed. Give them: "
+            "the model's config does not give its heads, so no r can be proposed. Set them with "
             "--repetitions 1,2,4."
         )
     found = sorted({least, *found})
     if found[0] != least or len(found) < 2:
         raise DimensionError(
-            f"r = {', '.join(map(str, found))}: the base has r = {least}, which must be the least, "
-            "and one more is "
-            "needed at least."
+            f"r = {', '.join(map(str, found))}: the base has r = {least}, which must be the "
+            "smallest, and at least one more is needed."
         )
     return found
 
@@ -235,18 +229,18 @@ def _check_divides(found: Sequence[int], heads: int) -> None:
 
 
 def _spread(heads: int, least: int) -> list[int]:
-    """The most that the heads can be shared, and halfway there in log2 of the factor."""
+    """The largest r that the heads allow, and halfway there in log2 of the factor."""
     above = [r for r in range(least + 1, heads + 1) if heads % r == 0]
     if not above:
         raise DimensionError(
-            f"{heads} heads cannot be shared more than by r = {least}. Choose another proxy."
+            f"{heads} heads cannot be shared by more than r = {least}. Choose another proxy."
         )
     half = log2_paper_factor(above[-1], least) / 2
     return sorted({min(above, key=lambda r: abs(log2_paper_factor(r, least) - half)), above[-1]})
 
 
 def _with_base(config: StudyConfig, r: int) -> dict[str, Any]:
-    """Both studies have one base, which neither could tell from what it varies."""
+    """Both studies have one base, which neither can infer from the sizes it varies."""
     tables = dict(config.tables)
     if config.trainer is None or config.trainer.base is None:
         tables["base"] = {
@@ -273,15 +267,15 @@ def _tokens(config: StudyConfig) -> float:
     return (_runs(config) or 0) / len(each) * sum(each)
 
 
-# What the runs say
+# The results
 
 
 def factored(
     studies: Iterable[Study], only: Mapping[str, Sequence[str]] | None = None
 ) -> list[Factored]:
-    """The runs of each factor at each r, the same factor of several rules once.
+    """The runs of each factor at each r; a factor that several rules share counts once.
 
-    `only` names the rules to take from a study, by the study's name.
+    `only` lists the rules to take, by the name of the study.
     """
     found: dict[tuple[int, float], Factored] = {}
     cells: list[tuple[int, Rule, Sequence[Any]]] = []
@@ -306,47 +300,48 @@ def factored(
 
 
 def log2_factor(rule: Rule, r: int, base_r: int = 1) -> float:
-    """log2 of a rule's factor on the key/value rate at r, relative to the base; heads × head_dim is
-    the width.
+    """log2 of a rule's factor on the key/value rate at r, relative to the base.
 
-    >>> log2_factor(Rule("mine", kv_factor="sqrt(r)"), 4), log2_factor(Rule("mine", kv_factor="r"), 12, base_r=3)
-    (1.0, 2.0)
+    >>> log2_factor(Rule("mine", kv_factor="r"), 12, base_r=3)
+    2.0
     """
     literal = rule.literal_kv_factor()
     if literal is None:
         return log2_paper_factor(r, base_r)
     if literal.free_symbols - {repetitions_symbol}:
         raise OptionError(
-            f"kv_factor = {rule.kv_factor!r} depends on more than r, which a calibration cannot "
-            "read."
+            f"kv_factor = {rule.kv_factor!r} depends on more than r. A calibration needs a "
+            "function of r alone."
         )
     here, there = (float(literal.subs(repetitions_symbol, value)) for value in (r, base_r))
     return math.log2(here / there)
 
 
 def answers(folder: Path | str) -> Exponents:
-    """Of a calibration's records."""
+    """Both answers from the records of a calibration."""
     return fit_exponents(factored([Study.open(Path(folder) / name) for name in (BASE, FACTORS)]))
 
 
 def calibrated_rule(
     made: Calibration, found: Exponents, question: Question, name: str = "calibrated"
 ) -> tuple[Rule, CalibrationEvidence] | None:
-    """The rule with γ as measured, and what it rests on; None where the runs do not bound γ."""
+    """The rule with the measured γ, and its evidence; None if the runs do not bound γ."""
     answer = found.answer(question)
     gamma = answer.gamma
     if gamma is None or not gamma.bounded:
         return None
     low, value, high = (round(one, DIGITS) for one in (gamma.low, gamma.value, gamma.high))
     evidence = CalibrationEvidence(
-        gamma=value, low=low, high=high, question=question, swept=_rounded(answer),
-        repetitions=tuple(int(r) for r in sorted({found.base.r, *(cell.r for cell in found.cells)})),
-        runs=found.runs, seeds=found.seeds, study=made.fingerprint(),
-    )  # fmt: skip
+        gamma=value,
+        low=low,
+        high=high,
+        question=question,
+        swept=(round(answer.swept[0], DIGITS), round(answer.swept[1], DIGITS)),
+        repetitions=tuple(sorted({int(found.base.r), *(int(cell.r) for cell in found.cells)})),
+        runs=found.runs,
+        seeds=found.seeds,
+        study=made.fingerprint(),
+    )
     choices = dict(made.factors.rules[0]) if isinstance(made.factors.rules[0], Mapping) else {}
     rule = rule_from(choices | {"name": name, "kv_factor": exponent_formula(value)})
     return dataclasses.replace(rule, evidence=str(evidence)), evidence
-
-
-def _rounded(answer: Exponent) -> tuple[float, float]:
-    return round(answer.swept[0], DIGITS), round(answer.swept[1], DIGITS)
