@@ -1,6 +1,4 @@
-"""Named shapes of the reference GPT: the paper's, and ours where the paper gives none. `source`
-states which.
-"""
+"""Named shapes of the reference GPT: the paper's, and ours where it gives none (see `source`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,9 +33,7 @@ def configuration(name: str) -> Configuration:
 
 
 def ablation(n_kv_heads: int) -> Configuration:
-    """The GQA ablation: width 768, depth 7, 12 heads, 10 tokens per parameter. The name has the
-    number of key/value heads.
-    """
+    """The GQA ablation, named by its key/value heads: 10 tokens per parameter."""
     shape = GPTConfig(width=768, depth=7, n_heads=12, n_kv_heads=n_kv_heads, vocabulary=50304)
     return Configuration(
         f"kvr_{n_kv_heads}", shape, f"{_PAPER}, table of the GQA transfer experiments", 10
@@ -68,9 +64,7 @@ def quick_check() -> Configuration:
 
 
 def quick_study() -> Configuration:
-    """A sweep for one core: 12 heads as in the paper's ablation, on bytes, 2 tokens per
-    parameter.
-    """
+    """A sweep for one core: 12 heads as in the paper's ablation, on bytes."""
     shape = GPTConfig(width=96, depth=2, n_heads=12, head_dim=8, vocabulary=256, context=64)
     return Configuration("study", shape, "ours: the paper's ablation of r in small")
 
@@ -87,9 +81,7 @@ def proxy_136m(repetitions: int) -> Configuration:
 
 
 def target_1200m() -> Configuration:
-    """The target of that experiment, with 1.16 billion non-embedding parameters. The shape is
-    ours.
-    """
+    """The target of that experiment: 1.16 billion non-embedding parameters, our shape."""
     shape = GPTConfig(width=2048, depth=24, n_heads=32, n_kv_heads=8)
     return Configuration("1.2b_r4", shape, _ours("1.2B"), 20)
 

@@ -34,9 +34,7 @@ ROPE_BASE = 10_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class GPTConfig:
-    """The shape of a GPT. A value of None follows from the others, also after
-    `dataclasses.replace`.
-    """
+    """The shape of a GPT. A value of None follows from the others."""
 
     model_type: ClassVar[str] = "mupscale-gpt"
     """As in Hugging Face configs, so that `mupscale.plan` takes a config as a base."""
@@ -315,9 +313,7 @@ class Block(nn.Module):
 class ParameterCounts(NamedTuple):
     total: int
     non_embedding: int
-    """With the readout, without the tables of tokens and positions, as in the paper. A tied table
-    counts as the readout.
-    """
+    """As in the paper: without the tables of tokens and positions, unless tied as readout."""
 
 
 class GPT(nn.Module):

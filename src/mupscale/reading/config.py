@@ -123,9 +123,7 @@ def _matters(value: object) -> bool:
 
 
 def _by_source(model: nn.Module, key: str, value: float) -> float:
-    """The factor on the logits: models disagree whether to multiply or to divide, so read their
-    code.
-    """
+    """The factor on the logits: some models multiply, others divide, so search their code."""
     source = inspect.getsource(type(model))
     if re.search(rf"/ self\.config\.{key}\b", source):
         return 1 / value

@@ -52,15 +52,11 @@ class ParameterFact:
     unseen_constant: bool = False
     """Whether the forward pass multiplies it by a constant whose value is not visible."""
     fixed: bool = False
-    """A vector with the same length at any width: a gain that all heads share, the bias of the
-    logits.
-    """
+    """A vector with the same length at any width: a gain that heads share, a bias of logits."""
     offset: float = 0.0
     """A gain that acts as 1 + weight has offset 1."""
     start: float | None = None
-    """What a gain or bias acts as at the start; None if it is drawn, or set by the model to values
-    of its own.
-    """
+    """What it acts as at the start; None if drawn, or set by the model to several values."""
     normed_by: str | None = None
     """The module of the norm between a branch's output and the residual stream: a post-norm."""
     tied: tuple[str, ...] = ()
@@ -75,9 +71,7 @@ class ParameterFact:
     post_norm: bool = False
     """Whether it ends a branch on a stream that is normalized after each sum, as in BERT."""
     template: str = ""
-    """The name with * for the index of the block: equal for the same parameter of a deeper
-    model.
-    """
+    """The name with * for the block's index: the same in a deeper model."""
 
 
 @dataclass(frozen=True)

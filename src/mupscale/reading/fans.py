@@ -1,6 +1,4 @@
-"""How many outputs and inputs a parameter has, and along which axes: by its use in a forward pass,
-or by its module.
-"""
+"""The fans of a parameter and their axes: by its use in a forward pass, or by its module."""
 
 import math
 import re

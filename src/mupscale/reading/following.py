@@ -46,9 +46,7 @@ class Operation(NamedTuple):
 
 
 class AttentionStage(NamedTuple):
-    """How far an attention has come in a tensor: scores, weights after the softmax, or mixed
-    values.
-    """
+    """The stage of an attention in a tensor: scores, weights after the softmax, or values."""
 
     stage: Literal["scores", "weights", "mixed"]
     query: TensorPart | None = None
@@ -177,9 +175,7 @@ class Following(TorchDispatchMode):
         self._set(tensor, Tag(is_input=tensor.is_floating_point(), root=self._root()))
 
     def finish(self, output: Any) -> None:
-        """Record the outputs: the logits if the model names them, otherwise the first float
-        tensor.
-        """
+        """Record the outputs: the logits if named, otherwise the first float tensor."""
         tensors = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
         logits = getattr(output, "logits", None)
         first = logits if isinstance(logits, Tensor) else tensors[0] if tensors else None
@@ -298,9 +294,7 @@ class Following(TorchDispatchMode):
         )  # fmt: skip
 
     def _elementwise(self, op: Operation) -> None:
-        """Any operation that is not known: its result depends on the inputs with unknown
-        factors.
-        """
+        """Any unknown operation: the result depends on the inputs with unknown factors."""
         inputs = [*tensors_in(op.args), *tensors_in(tuple(op.keywords.values()))]
         tags = [tag for tensor in inputs if (tag := self._tag(tensor)) is not _NOTHING]
         if not tags:

@@ -18,9 +18,7 @@ _SAMPLE = 4096
 _SENSIBLE = 1e4
 """Larger numbers and NaN come from uninitialized memory."""
 _FEW = 3
-"""An identity matrix, a mask or a one-hot table has at most this many values; random numbers have
-more.
-"""
+"""The most values in an identity matrix, a mask or a one-hot table; random numbers have more."""
 
 
 def made(entry: Entry) -> Made:

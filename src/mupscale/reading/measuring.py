@@ -120,9 +120,7 @@ class Measured:
 
     @cached_property
     def _normed_streams(self) -> frozenset[int]:
-        """Sources in a sum that is normalized as a whole, if the norm's output continues the
-        stream.
-        """
+        """Sources in a sum that is normalized as a whole and continues as the stream."""
         return frozenset(
             number
             for norm in self.trace.norms
@@ -140,9 +138,7 @@ class Measured:
         return bool(self.ends)
 
     def factor(self, name: str) -> float | None:
-        """The constant on the output of a table or matrix; NaN if it is unknown, None if not
-        seen.
-        """
+        """The constant on the output of a table or matrix: NaN if unknown, None if not seen."""
         numbers = {source.number for source in self._sources_of(name)}
         factors = [
             total[number]
@@ -205,9 +201,7 @@ class Measured:
         return first
 
     def repetitions(self, name: str) -> int | None:
-        """How many query heads share the keys or values of a matrix: how often its rows enter the
-        attention.
-        """
+        """How many query heads share the keys or values of a matrix."""
         attention = self._first_attentions.get(name)
         if attention is None or not self.attention_roles[name] & {"key", "value"}:
             return None
@@ -229,9 +223,7 @@ class Measured:
         return _count(part.rows)  # a fused matrix: only some of its rows are here
 
     def blocks(self, name: str) -> tuple[BlockFact, ...] | None:
-        """The rows of queries, keys and values in a fused matrix; None if they were lost on the
-        way.
-        """
+        """The rows of queries, keys and values in a fused matrix; None if they were lost."""
         attention = self._first_attentions.get(name)
         if attention is None or self.attention_roles[name] != FUSED:
             return None
@@ -266,9 +258,7 @@ class Measured:
         return any(source.depends & bits for source in self._sources_of(other))
 
     def begins_stream(self, name: str) -> bool:
-        """Whether a residual stream begins with its output, as with a projection of the
-        embedding.
-        """
+        """Whether a residual stream begins with its output (a projection of the embedding)."""
         numbers = {source.number for source in self._sources_of(name)}
         return name not in self.ends and not numbers.isdisjoint(self._summed)
 

@@ -98,9 +98,7 @@ def read_with_base(
 
 
 def _chosen(found: Sequence[Entry], roles: Mapping[str, str]) -> dict[str, str]:
-    """The user's roles by parameter. A pattern that matches nothing, or two that match the same
-    parameter, raise an error.
-    """
+    """The user's roles by parameter; every pattern must match, and none overlap."""
     chosen: dict[str, str] = {}
     patterns: dict[str, str] = {}
     for pattern, role in roles.items():
@@ -227,9 +225,7 @@ class _Reader:
         return max(tables, key=lambda entry: entry.shape[0], default=None)
 
     def _width(self) -> int:
-        """The width of the residual stream: from the config, or the size of what is added to
-        it.
-        """
+        """The width of the residual stream, from the config or the forward pass."""
         if self.config.width:
             return self.config.width
         if self.tokens is not None:
@@ -248,9 +244,7 @@ class _Reader:
         )
 
     def _depths(self) -> dict[str, int]:
-        """The number of blocks in each stack. Blocks that share their weights count as often as
-        they run.
-        """
+        """The number of blocks in each stack, shared ones as often as they run."""
         blocks = {
             (e.stack, e.block) for e in self.found if e.stack is not None and len(e.shape) > 1
         }
@@ -340,9 +334,7 @@ class _Reader:
         return outer_matrix_role(path) or (matrix_role(path) if "lora_" in path else None)
 
     def _other_readouts(self, entry: Entry) -> bool:
-        """Whether a forward pass shows other readouts than this: a width can equal the vocabulary
-        by chance.
-        """
+        """Whether a forward pass shows other readouts: a width can equal the vocabulary."""
         seen = self.measured
         return (
             seen is not None
@@ -421,9 +413,7 @@ class _Reader:
         return matrix_role(beside) in BRANCH_OUTPUTS
 
     def _is_fixed(self, entry: Entry) -> bool:
-        """Whether a vector has the same length at any width: a gain that all heads share, the bias
-        of logits or scores.
-        """
+        """Whether a vector has the same length at any width."""
         size = math.prod(entry.shape)
         if entry.kind == "norm":
             return size < self.width and (size == self.config.head_dim or size not in self.sizes)

@@ -51,9 +51,7 @@ class RoleRow:
     takes_width: bool = False
     """Whether its inputs must equal the width before a name alone is believed."""
     ends_branch: bool = False
-    """Whether it ends a residual branch: its outputs equal the width, and it carries the branch's
-    multiplier.
-    """
+    """Whether it ends a residual branch, and so carries the branch's multiplier."""
     shared: bool = False
     """Whether it holds keys or values, which several query heads may share."""
 

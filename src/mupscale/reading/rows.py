@@ -10,9 +10,7 @@ from torch import Tensor
 
 
 class Rows:
-    """Row numbers of a tensor's entries, computed on demand: most tensors never reach an
-    attention.
-    """
+    """Row numbers of a tensor's entries, computed on demand: few tensors reach an attention."""
 
     __slots__ = ("_make", "_value")
 

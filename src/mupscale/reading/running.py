@@ -1,6 +1,4 @@
-"""One forward pass of a model, on the meta device or, for a small model, on the CPU. The model is
-not changed.
-"""
+"""One forward pass of a model, on the meta device or on the CPU. The model is not changed."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ _TOKENS = 4
 
 
 def follow(model: nn.Module, reading: Reading) -> ForwardTrace | TraceFailed:
-    """Follow a forward pass on the meta device. A small model that does not run there, because its
-    code looks at numbers, runs on the CPU.
-    """
+    """Follow a forward pass on the meta device; a small model may fall back to the CPU."""
     on_meta = trace(model, reading, "meta")
     has_weights = not any(p.is_meta for p in model.parameters())
     if isinstance(on_meta, ForwardTrace) and not (on_meta.has_unseen_constant and has_weights):
@@ -191,9 +187,7 @@ def _traced(
 
 
 class _Numbers(TorchFunctionMode):
-    """Numbers that a forward pass turns into tensors (torch.tensor(8.0)) keep their value on the
-    meta device.
-    """
+    """Numbers turned into tensors (torch.tensor(8.0)) keep their value on the meta device."""
 
     def __init__(self, following: Following) -> None:
         super().__init__()

@@ -25,9 +25,7 @@ class Sharing:
     def with_repetitions(
         self, fact: ParameterFact, facts: Mapping[str, ParameterFact]
     ) -> ParameterFact:
-        """A fact with the repetitions of keys and values: by the forward pass and by the rows,
-        which the config must confirm.
-        """
+        """The fact with its repetitions: by forward pass and rows, confirmed by the config."""
         if fact.role == "fused_qkv":
             return self._fused(fact)
         return self._key_or_value(fact, facts) if fact.role in ("key", "value") else fact

@@ -125,9 +125,7 @@ def _place(
 
 
 def _is_sequence(container: nn.Module | None) -> bool:
-    """Whether a container holds different layers in sequence (a norm, a matrix), not equal
-    blocks.
-    """
+    """Whether a container holds layers in sequence (a norm, a matrix), not equal blocks."""
     if not isinstance(container, nn.Sequential):
         return False
     kinds = Counter(type(child) for child in container if any(True for _ in child.parameters()))

@@ -1,6 +1,4 @@
-"""What a forward pass showed, as plain values: sources, norms, uses of parameters, attentions and
-sums.
-"""
+"""What a forward pass showed, as plain values."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from mupscale.reading.rows import Rows
 UNKNOWN = math.nan
 """The factor of a source that is not a constant: a gate, a rotation."""
 UNSEEN = math.inf
-"""The factor of a source that is a constant without a value on the meta device, such as a
-buffer.
-"""
+"""The factor of a source that is a constant without a value on the meta device, as a buffer is."""
 
 SourceKind = Literal["matrix", "table", "norm"]
 UseKind = Literal[
@@ -107,9 +103,7 @@ class ForwardTrace:
     sums: list[Mapping[int, float]] = field(default_factory=list[Mapping[int, float]])
     "Sums of sources, or single tables, that entered a norm or a matrix or left the model."
     outputs: Mapping[int, float] = field(default_factory=dict[int, float])
-    """The sources of the first output with their factors; UNKNOWN behind a nonlinearity, such as a
-    cap on logits.
-    """
+    """The sources of the first output; UNKNOWN factors behind a nonlinearity (a cap on logits)."""
     reached: int = 0
     "Bits of everything that the outputs depend on."
     device: str = "meta"

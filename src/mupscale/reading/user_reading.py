@@ -75,9 +75,7 @@ class TensorSpec:
 
     @staticmethod
     def of(tensor: Tensor) -> TensorSpec:
-        """The specification of a tensor. Integers keep their largest value as a limit, so that
-        tokens stay in the vocabulary.
-        """
+        """The specification of a tensor; tokens keep their largest value as a limit."""
         name = str(tensor.dtype).removeprefix("torch.")
         if name not in _DTYPES:
             raise OptionError(

@@ -33,9 +33,7 @@ def read_config(path: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def type_in(values: Mapping[str, Any], path: Path, known: Container[str]) -> str:
-    """The type that a config names. Code that comes with weights is never run, only that of
-    transformers.
-    """
+    """The type that a config names. Code that comes with weights is never run."""
     model_type = values.get("model_type")
     if not isinstance(model_type, str):
         raise OptionError(

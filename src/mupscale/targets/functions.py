@@ -42,9 +42,7 @@ def call(name: str, settings: Mapping[str, Any], device: str = "meta") -> Any:
 
 @contextmanager
 def loaded(name: str) -> Generator[Callable[..., Any]]:
-    """The function behind `module:function`. Modules of the current folder can be imported
-    meanwhile.
-    """
+    """The function behind `module:function`, importable from the current folder too."""
     parts = PATTERN.fullmatch(name)
     if parts is None:
         raise OptionError(f"{name!r} is not a function. Write module:function.")

@@ -174,9 +174,7 @@ def _known(cls: Any, settings: Mapping[str, Any], present: Container[str]) -> di
 
 
 def _with_rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with rope_theta moved into rope_parameters if both are given: outside it would be
-    ignored.
-    """
+    """Values with rope_theta moved into rope_parameters, which would override it."""
     rope = values.get("rope_parameters")
     if "rope_theta" not in values or not isinstance(rope, dict):
         return dict(values)

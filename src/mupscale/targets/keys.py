@@ -1,6 +1,4 @@
-"""The keys of a config that hold a model's dimensions, under their many names, and checks of their
-values.
-"""
+"""The keys of a config that hold a model's dimensions, and checks of their values."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -57,9 +55,7 @@ def is_positive(value: object) -> bool:
 
 
 def check_positive(values: Mapping[str, Any], where: str) -> None:
-    """Raise for a dimension that is not a positive integer, before a config class divides by
-    it.
-    """
+    """Raise for a dimension that is not positive, before a config class divides by it."""
     for key in _POSITIVE:
         value = values.get(key)
         if isinstance(value, int | float) and not is_positive(value):

@@ -88,9 +88,7 @@ def _derived(
     lists: Mapping[str, Any],
     changed: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The lists that the config itself derives at the new depth, if it derives the given ones at
-    the old depth.
-    """
+    """The lists that the config derives itself at the new depth, if it does so at the old one."""
     if not lists:
         return {}
     before = recompute({name: value for name, value in values.items() if name not in lists})
@@ -124,9 +122,7 @@ def continued(items: Sequence[Any], length: int) -> list[Any]:
 
 
 def _period(items: Sequence[Any]) -> int:
-    """The period of the tail, for the shortest list of first entries and a period that occurs
-    twice.
-    """
+    """The period of the tail in the shortest description of the list."""
     n = len(items)
     fits = [
         (first + period, period)

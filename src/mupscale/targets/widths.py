@@ -132,9 +132,7 @@ def exact_heads(now: Heads, width: int) -> int:
 
 
 def _in_proportion(size: Any, old: int, width: int) -> Any:
-    """A size, or a list of sizes, at the new width: exact if that is an integer, otherwise the
-    nearest multiple of 8.
-    """
+    """Sizes at the new width: exact if that is an integer, else the nearest multiple of 8."""
     if isinstance(size, list):
         return [_in_proportion(entry, old, width) for entry in size]
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
