@@ -5,16 +5,24 @@ from fractions import Fraction
 
 import pytest
 
+from mupscale.checks.statistics import THIN
 from mupscale.errors import UnknownNameError
 from mupscale.planning.base import _resized
 from mupscale.planning.units import dimensions, unit_for
-from mupscale.reading import ROLES, ParameterFact, role_row
+from mupscale.reading import BRANCH_OUTPUTS, EXPERTS, NOT_DRAWN, ROLES, ParameterFact, role_row
 from mupscale.reading.roles import ANY_MATRIX, ROLE_ROWS
 from mupscale.reading.verdicts import _contradicts
 from mupscale.theory import Unit
 
 FACT = ParameterFact("w", (8, 8), "hidden", fan_in=8, fan_out=8, out_axis=0, width=8)
 RATIOS = dict.fromkeys(("width", "inner", "d_ff"), Fraction(1, 2))
+
+
+def test_sets_of_roles_follow_from_the_rows():
+    assert {"attention_output", "mlp_out", "expert_out", "branch_output"} == BRANCH_OUTPUTS
+    assert {"gain", "bias", "frozen"} == NOT_DRAWN
+    assert {"expert_in", "expert_out"} == EXPERTS
+    assert set(THIN) == {"readout", "router"}
 
 
 def test_every_role_has_a_row_in_the_same_order():

@@ -20,7 +20,7 @@ from mupscale.data import Batch, Batches, open_corpus
 from mupscale.data.corpus import Tokens
 from mupscale.errors import DimensionError, NonFiniteError, OptionError, UnknownNameError
 from mupscale.planning import Plan, plan
-from mupscale.reading import ModelFacts, ParameterFact, Reading, read, read_with_base
+from mupscale.reading import EXPERTS, ModelFacts, ParameterFact, Reading, read, read_with_base
 from mupscale.reading.structure import bare
 from mupscale.theory import RUNNABLE, Rule, optimizer_named, rule_named
 from mupscale.training.config import OptimizerConfig
@@ -398,15 +398,12 @@ class _Measuring:
         }
 
 
-_EXPERTS = ("expert_in", "expert_out")
-"""Different tokens reach an expert at each step, so its activations cannot be compared."""
-
-
 def _single(parts: Sequence[CheckedPart], modules: Mapping[str, nn.Module]) -> list[str]:
     """Modules that consist of one matrix, so that their output is the output of that matrix."""
     owners: dict[str, set[str]] = {}
     for part in parts:
-        if part.kind != "vector" and part.role not in _EXPERTS:
+        # Different tokens reach an expert at each step, so its activations cannot be compared.
+        if part.kind != "vector" and part.role not in EXPERTS:
             owners.setdefault(part.module, set()).add(part.name)
     return [
         path

@@ -2,14 +2,26 @@
 
 from mupscale.reading.facts import BlockFact, ModelFacts, ParameterFact
 from mupscale.reading.reader import read, read_with_base
-from mupscale.reading.roles import BRANCH_OUTPUTS, NOT_DRAWN, ROLES, Kind, Role, RoleRow, role_row
+from mupscale.reading.roles import (
+    BRANCH_OUTPUTS,
+    EXPERTS,
+    NOT_DRAWN,
+    ROLES,
+    TABLES,
+    Kind,
+    Role,
+    RoleRow,
+    role_row,
+)
 from mupscale.reading.running import run_once
 from mupscale.reading.user_reading import Inputs, Reading, TensorSpec
 
 __all__ = [
     "BRANCH_OUTPUTS",
+    "EXPERTS",
     "NOT_DRAWN",
     "ROLES",
+    "TABLES",
     "BlockFact",
     "Inputs",
     "Kind",

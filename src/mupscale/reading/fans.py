@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 
 from mupscale.reading.measuring import Measured
-from mupscale.reading.roles import Role
+from mupscale.reading.roles import TABLES, Role
 from mupscale.reading.structure import Entry
 from mupscale.reading.traces import Use
 
@@ -58,7 +58,7 @@ class Fans:
 
     def _is_table(self, entry: Entry, role: Role) -> bool:
         """Whether it is looked up, not applied as a matrix as a projection of patches is."""
-        if role not in ("embedding", "position"):
+        if role not in TABLES:
             return False
         if self.measured is not None and self.measured.seen(entry.name):
             return self.measured.looked_up(entry.name) or not self.measured.multiplies(entry.name)

@@ -16,7 +16,7 @@ from mupscale.reading.facts import ModelFacts, ParameterFact
 from mupscale.reading.fans import Fans
 from mupscale.reading.making import has_numbers, made, start_of
 from mupscale.reading.measuring import End, Measured
-from mupscale.reading.roles import BRANCH_OUTPUTS, Role, role_row
+from mupscale.reading.roles import BRANCH_OUTPUTS, EXPERTS, TABLES, Role, role_row
 from mupscale.reading.running import follow
 from mupscale.reading.sharing import Sharing
 from mupscale.reading.structure import Entry, bare, bare_name, class_of, entries
@@ -358,7 +358,7 @@ class _Reader:
     def _fact(self, entry: Entry, evidence: str) -> ParameterFact:
         role, config = self.roles[entry.name], self.config
         n_out, n_in = self.fans.of(entry, role)
-        experts = config.experts if role in ("expert_in", "expert_out") else None
+        experts = config.experts if role in EXPERTS else None
         end = self._end(entry)
         offset = self._offset(entry, role)
         multiplier = self._forward_multiplier(entry, role)
@@ -376,7 +376,7 @@ class _Reader:
             active=(config.active_experts or 1) / experts if experts else 1.0,
             forward_multiplier=multiplier,
             unseen_constant=multiplier == 1 and self._has_unseen_constant(entry, role),
-            fixed=role in ("gain", "bias") and self._is_fixed(entry),
+            fixed=role_row(role).start == "set" and self._is_fixed(entry),
             offset=offset,
             start=self._start(entry, role, offset),
             normed_by=None if end is None else end.norm_module,
@@ -398,7 +398,7 @@ class _Reader:
 
     def _ends_branch(self, entry: Entry, role: Role) -> bool:
         """Whether a residual branch ends in it: in a matrix, or in the bias of that matrix."""
-        if role in ("gain", "frozen", "embedding", "position"):
+        if role in ("gain", "frozen") or role in TABLES:
             return False
         if self._end(entry) is not None:
             return True
@@ -449,7 +449,7 @@ class _Reader:
         if role == "embedding" and entry is self.tokens:
             named = self.config.embedding_multiplier * _embedding_scale(entry.owner)
             return self._agreed(f"the embedding {entry.name}", named, self._table_factor(entry))
-        if role in ("embedding", "position") and len(entry.shape) > 1:
+        if role in TABLES and len(entry.shape) > 1:
             return self._agreed(entry.name, 1.0, self._table_factor(entry))
         if role == "readout" or (role == "bias" and entry.owner is self.output):
             return self._logit_factor(entry.name if role == "readout" else None)

@@ -73,7 +73,8 @@ def _roles(*names: Role) -> frozenset[Role]:
 ANY_MATRIX = _roles("hidden", "mlp_in")
 """Shown for a matrix that multiplies and feeds another one, which contradicts no name."""
 
-_TABLES = _roles("embedding", "position")
+TABLES = _roles("embedding", "position")
+"""Tables that are looked up, or added position by position."""
 _HEADS = _roles("query", "key", "value")
 _ENDS = _roles("attention_output", "branch_output")
 _DENSE = Dense("n_out", "n_in", width="n")
@@ -83,8 +84,8 @@ _EXPERT = Expert("n_out", "n_in", width="n", active="active/experts")
 
 # fmt: off
 ROLE_ROWS: Mapping[Role, RoleRow] = {  # in the order of every table that lists roles
-    "embedding": RoleRow(Embedding("n"), ("width", None), _TABLES),
-    "position": RoleRow(Embedding("n"), ("width", None), _TABLES),
+    "embedding": RoleRow(Embedding("n"), ("width", None), TABLES),
+    "position": RoleRow(Embedding("n"), ("width", None), TABLES),
     "query": RoleRow(_DENSE, ("inner", "width"), _roles("query"), takes_width=True),
     "key": RoleRow(_KEY_VALUE, ("inner", "width"), _roles("key"), takes_width=True, shared=True),
     "value": RoleRow(
@@ -112,6 +113,7 @@ ROLE_ROWS: Mapping[Role, RoleRow] = {  # in the order of every table that lists 
 # fmt: on
 
 BRANCH_OUTPUTS = frozenset(role for role in ROLES if ROLE_ROWS[role].ends_branch)
+EXPERTS = frozenset(role for role in ROLES if ROLE_ROWS[role].unit is _EXPERT)
 NOT_DRAWN = frozenset(role for role in ROLES if ROLE_ROWS[role].start != "drawn")
 
 

@@ -7,10 +7,9 @@ from typing import Any
 from torch import nn
 
 from mupscale.planning.base import DIMENSIONS
-from mupscale.reading import ModelFacts, Reading, read
+from mupscale.reading import TABLES, ModelFacts, Reading, read
 from mupscale.reading.structure import bare, class_of
 
-TABLES = ("embedding", "position")
 _POSITIONS = (
     "max_position_embeddings",
     "n_positions",

@@ -13,10 +13,9 @@ from mupscale.models.gpt import divisors
 from mupscale.reading import Reading
 from mupscale.reading.config import HEADS, KV_HEADS
 from mupscale.targets import functions
-from mupscale.targets.beside import reading_beside
 from mupscale.targets.huggingface import build, create, is_config
 from mupscale.targets.keys import is_positive, key_among
-from mupscale.targets.naming import own_function
+from mupscale.targets.naming import own_function, reading_beside
 from mupscale.targets.proxies import proxy
 from mupscale.targets.resolving import resolve
 from mupscale.targets.settings import split_settings

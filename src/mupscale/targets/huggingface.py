@@ -6,9 +6,11 @@ device. Nothing is downloaded, and no code from outside of transformers runs.
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Container, Mapping
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ import torch
 from torch import nn
 
 from mupscale.errors import MissingExtraError, OptionError, UnknownNameError
-from mupscale.targets.files import read_config, type_in
 from mupscale.targets.keys import LAYERS, check_positive, check_sharing, key_among
 from mupscale.targets.layers import with_depth
 from mupscale.targets.reasons import reason
@@ -62,13 +63,51 @@ def config_of_type(model_type: str, settings: Mapping[str, Any], where: str) -> 
 
 def config_of_file(path: Path, settings: Mapping[str, Any], where: str) -> Any:
     """The config in a `config.json`, or in a folder that holds one, with these settings on top."""
-    path, values = read_config(path)
-    cls = _config_class(type_in(values, path, causal_types()), str(path))
+    path, values = _read_config(path)
+    cls = _config_class(_type_in(values, path), str(path))
     settings = _known(cls, settings, values)
     depth = key_among(settings, LAYERS)
     if depth:
         values = with_depth(lambda v: create(cls, v, where).to_dict(), values, settings[depth])
     return _confirmed(create(cls, _with_rope({**values, **settings}), where), settings, where)
+
+
+def _read_config(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The file (in the folder, if `path` is one) and its contents."""
+    path = path / "config.json" if isdir(path) else path
+    if not isfile(path):
+        raise OptionError(
+            f"there is no file {path}, and nothing is downloaded. Pass a local config.json or its "
+            "folder (hf:path/to/config.json), or a type of transformers (hf:llama)."
+        )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OptionError(
+            f"{path} cannot be read as JSON: {reason(error)}. Save the config again."
+        ) from error
+    if not isinstance(values, dict):
+        raise OptionError(
+            f"{path} holds a value of type {type(values).__name__}, not an object. Pass the "
+            "config.json of a model."
+        )
+    return path, values
+
+
+def _type_in(values: Mapping[str, Any], path: Path) -> str:
+    """The type that a config names. Code that comes with weights is never run."""
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str):
+        raise OptionError(
+            f'{path} has no model_type. Add its type in transformers: "model_type": "llama".'
+        )
+    if values.get("auto_map") and model_type not in causal_types():
+        raise OptionError(
+            f"{path} needs code that comes with its weights (auto_map), which is never run, and "
+            f"transformers has no {model_type!r} of its own. Build the model in Python, and name "
+            "module:function."
+        )
+    return model_type
 
 
 def create(cls: Any, values: Mapping[str, Any], where: str) -> Any:

@@ -14,9 +14,8 @@ from mupscale.errors import OptionError, UnknownNameError
 from mupscale.models import GPT, configuration
 from mupscale.reading import Reading
 from mupscale.targets import functions
-from mupscale.targets.beside import reading_beside
 from mupscale.targets.huggingface import build, config_of_file, config_of_type, is_config
-from mupscale.targets.naming import config_path, local_config, own_function
+from mupscale.targets.naming import config_path, local_config, own_function, reading_beside
 from mupscale.targets.settings import split_settings
 from mupscale.targets.shapes import SHAPES, nearest_shape, shape_name
 
