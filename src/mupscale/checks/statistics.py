@@ -12,11 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mupscale.reading.roles import ROLE_ROWS
-
 Run = Mapping[str, Any]
 Quantity = Literal["r", "width", "depth"]
-THIN = tuple(role for role, row in ROLE_ROWS.items() if row.kind == "matrix" and not row.grows[0])
+THIN = ("readout", "router")
 """Roles with a fixed number of outputs: their initial norm, σ(√n_in + √n_out), does not scale
 like the spectral target.
 """
