@@ -1,4 +1,4 @@
-"""Settings for every test, made before torch is imported."""
+"""Settings for all tests, applied before torch is imported."""
 
 import os
 import shutil
@@ -7,19 +7,18 @@ import signal
 import pytest
 from hypothesis import settings
 
-# Some virtual machines announce Intel's AMX and trap on it, which kills the process in bfloat16
-# products (Muon's).
+# Some virtual machines announce Intel's AMX but do not support it, which kills the process in
+# bfloat16 matrix products (Muon's).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 # What is printed does not depend on the terminal that the tests run in.
 os.environ["COLUMNS"] = "100"
 
-# A busy machine must not fail a test; an interesting case found once is found again.
+# No deadline, because a machine may be busy. Derandomized, so that a failure can be reproduced.
 settings.register_profile("mupscale", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("mupscale")
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and their children with
-# them.
+# A shell that starts the tests in the background makes them and their children ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -30,9 +29,9 @@ CHROMIUM = next(
 
 @pytest.fixture(scope="module")
 def browser():
-    """Chromium, as `make browser` installs it where there is none."""
+    """Chromium, which `make browser` installs."""
     if CHROMIUM is None:
-        pytest.fail("there is no Chromium on this machine. Install it with: make browser")
+        pytest.fail("Chromium is not installed. Install it with: make browser")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

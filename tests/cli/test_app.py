@@ -376,7 +376,7 @@ MISTAKES = {
     "check --optimizer shampoo": "unknown optimizer for a check",
     "check --rule gqa": "Did you mean 'gqa-mup'",
     "check --tolerance 0": "tolerance=0.0 must be",
-    "check --confidence 2": "confidence=2.0 must be between 0 and 1",
+    "check --confidence 2": "confidence=2.0 must be from 0 to 1",
     "check --data pyton-stdlib --workers 0": "Did you mean 'python-stdlib'",
     "paper coordinate-check --scale gpu": "gpu",
     "train": "width, depth, n_heads missing",

@@ -140,8 +140,8 @@ class TestTheBase:
 
 class TestLengths:
     def test_of_the_paper_come_from_its_rules(self):
-        """jwd-medium at 3 tokens per parameter; the paper rounds the parameters that it prints, which
-        moves 1 in 1649.
+        """jwd-medium at 3 tokens per parameter. The paper rounds the parameters that it prints,
+        which changes 1 in 1649.
         """
         made = config(
             model={"name": "jwd-medium"},

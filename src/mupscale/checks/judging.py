@@ -71,9 +71,9 @@ class Criteria:
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < math.inf:
-            raise OptionError(f"tolerance={self.tolerance} must be finite and above 0, as 0.1 is.")
+            raise OptionError(f"tolerance={self.tolerance} must be above 0, such as 0.1.")
         if not 0 < self.confidence < 1:
-            raise OptionError(f"confidence={self.confidence} must be between 0 and 1, as 0.95 is.")
+            raise OptionError(f"confidence={self.confidence} must be from 0 to 1, such as 0.95.")
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ class _Measuring:
         self.maps: dict[str, list[list[float]]] = {}
         self.of_steps = WarmNorms()
 
-    def run(self, steppers: Sequence[Optimizer]) -> None:
+    def run(self, running: Sequence[Optimizer]) -> None:
         """Train on one batch, with one more forward pass to see the effect of the last step."""
         start, before = self._weights(), self._weights()
         trace = self._forward(step=0, backward=True)
@@ -258,7 +258,7 @@ class _Measuring:
         for step in range(1, self.probe.setup.steps + 1):
             for name, kept in before.items():
                 kept.copy_(self.tensors[name].detach())
-            for optimizer in steppers:
+            for optimizer in running:
                 optimizer.step()
                 optimizer.zero_grad()
             earlier, trace = trace, self._forward(step, backward=step < self.probe.setup.steps)

@@ -1,7 +1,7 @@
 """From a config to the plan, the optimizers and the number of steps."""
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,18 +81,18 @@ def check_vocabulary(config: RunConfig, corpus: Corpus) -> None:
         )
 
 
-def optimizers(made: Plan, model: nn.Module, chosen: OptimizerConfig) -> list[Optimizer]:
-    """One optimizer, or Muon and the AdamW beside it."""
+def optimizers(planned: Plan, model: nn.Module, chosen: OptimizerConfig) -> list[Optimizer]:
+    """One optimizer, or Muon with AdamW for the parameters that Muon does not train."""
+    row = optimizer_named(planned.optimizer)
     values: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
-    row = optimizer_named(made.optimizer)
-    if row.whole_matrix:
-        beside: dict[str, Any] = dict(values, eps=chosen.eps)
-        beside["lr"] = chosen.lr if chosen.adamw_lr is None else chosen.adamw_lr
-        hidden = made.param_groups(model, **values, optimizer=made.optimizer, split_rows=True)
-        others = made.param_groups(model, **beside, betas=chosen.betas, optimizer="adamw")
-        return [_built(row, hidden, chosen), _built(optimizer_named("adamw"), others, chosen)]
-    betas = None if row.betas is None else chosen.betas
-    return [_built(row, made.param_groups(model, **values, eps=chosen.eps, betas=betas), chosen)]
+    if not row.whole_matrix:
+        betas = None if row.betas is None else chosen.betas
+        groups = planned.param_groups(model, **values, eps=chosen.eps, betas=betas)
+        return [_built(row, groups, chosen)]
+    hidden = planned.param_groups(model, **values, optimizer=row.name, split_rows=True)
+    values |= {"lr": chosen.lr if chosen.adamw_lr is None else chosen.adamw_lr, "eps": chosen.eps}
+    others = planned.param_groups(model, **values, betas=chosen.betas, optimizer="adamw")
+    return [_built(row, hidden, chosen), _built(optimizer_named("adamw"), others, chosen)]
 
 
 def _built(row: OptimizerRow, groups: list[dict[str, Any]], chosen: OptimizerConfig) -> Optimizer:
@@ -101,18 +101,16 @@ def _built(row: OptimizerRow, groups: list[dict[str, Any]], chosen: OptimizerCon
     return pkgutil.resolve_name(row.torch_class)(groups, **row.settings, **momentum)
 
 
-def optimizer_state(steppers: list[Optimizer]) -> dict[str, Tensor]:
-    """Every tensor of the optimizers, gathered, by the name of its parameter."""
-    found: dict[str, Tensor] = {}
-    for optimizer in steppers:
-        for group in optimizer.param_groups:
-            for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-                found |= {f"optimizer/{name}/{key}": whole(value) for key, value in state.items()}
-    return found
+def optimizer_state(running: list[Optimizer]) -> dict[str, Tensor]:
+    """Every tensor of the optimizers, gathered from all ranks, by the name of its parameter."""
+    return {
+        f"optimizer/{name}/{key}": whole(value)
+        for optimizer, name, parameter in _parameters(running)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
 
 
-def load_optimizer_state_(steppers: list[Optimizer], saved: Mapping[str, Tensor]) -> None:
+def load_optimizer_state_(running: list[Optimizer], saved: Mapping[str, Tensor]) -> None:
     """Restore `optimizer_state`, on any number of ranks."""
     by_parameter: dict[str, dict[str, Tensor]] = {}
     for key, value in saved.items():
@@ -120,11 +118,14 @@ def load_optimizer_state_(steppers: list[Optimizer], saved: Mapping[str, Tensor]
         if kind == "optimizer":
             name, _, field = rest.rpartition("/")
             by_parameter.setdefault(name, {})[field] = value
-    for optimizer in steppers:
+    for optimizer, name, parameter in _parameters(running):
+        if name in by_parameter:
+            state = {key: like(parameter, value) for key, value in by_parameter[name].items()}
+            optimizer.state[parameter] = state
+
+
+def _parameters(running: list[Optimizer]) -> Iterator[tuple[Optimizer, str, Tensor]]:
+    for optimizer in running:
         for group in optimizer.param_groups:
             for name, parameter in zip(group["param_names"], group["params"], strict=True):
-                fields = by_parameter.get(name, {})
-                if fields:
-                    optimizer.state[parameter] = {
-                        key: like(parameter, value) for key, value in fields.items()
-                    }
+                yield optimizer, name, parameter
