@@ -233,7 +233,7 @@ class TestANode:
             nodes.remove_node(node, allow_graceful=False)
             with pytest.raises(
                 JobError,
-                match=r"no node was left .* asks for CPU 1, GPU 1, and no node .* has that",
+                match=r"no usable node .* needs CPU 1, GPU 1, but no node .* has that",
             ):
                 session.finished()
 
@@ -248,7 +248,7 @@ class TestANode:
     )
     def test_that_no_cluster_has_is_refused_at_once(self, on, asked, words):
         with (
-            pytest.raises(OptionError, match=rf"a job asks for .*{words}"),
+            pytest.raises(OptionError, match=rf"a job needs .*{words}"),
             on(**asked).session(abs),
         ):
             pytest.fail("it was begun")
