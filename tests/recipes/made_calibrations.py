@@ -16,7 +16,8 @@ def train(trial):
     others = SHARE * (STILL - LOSS) * lever
     x = math.log2(trial.lr) + 6
     bowls = (1 - SHARE) * (x - others) ** 2 + SHARE * (x + factor - others - LOSS * lever) ** 2
-    noise = random.Random(f"{{trial.seed}} {{trial.lr}} {{factor:.6f}} {{lever:.6f}}").gauss(0, {noise})
+    source = random.Random(f"{{trial.seed}} {{trial.lr}} {{factor:.6f}} {{lever:.6f}}")
+    noise = source.gauss(0, {noise})
     return {{"loss": 2 + 0.05 * bowls + 0.01 * trial.seed + noise, "tokens": 1000, "steps": 10}}
 """
 

@@ -109,7 +109,7 @@ def _rates(config, cell):
         ({"model": {**QUICK["model"], "n_heads": 1}}, {}, "cannot be shared"),
         ({"trainer": {"function": "bowls:train"}, "model": {}}, {}, "trainer names no model"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_calibrated_is_refused_before_anything_runs(changes, options, message):
     with pytest.raises((OptionError, DimensionError), match=message):
         calibration({**QUICK, **changes}, **options)

@@ -143,9 +143,14 @@ def test_transformers_trainer_trains_by_it(recipe, model, tmp_path):
     with pytest.raises(ValueError, match=r"is not a multiple of \d+. Set it to \d+"):
         made["arguments"](str(tmp_path), sequences_per_device=made["BATCH"] + 1)
     settings = made["arguments"](
-        str(tmp_path / "out"), sequences_per_device=made["BATCH"], use_cpu=True, report_to="none",
-        disable_tqdm=True, save_strategy="no", logging_steps=1,
-    )  # fmt: skip
+        str(tmp_path / "out"),
+        sequences_per_device=made["BATCH"],
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_steps=1,
+    )
     settings.max_steps = 2
     trainer = made["trainer"](model, settings, train_dataset=batches(2 * made["BATCH"]))
     trainer.train()
@@ -166,9 +171,15 @@ def test_lightning_trains_by_it(recipe, model, tmp_path):
     made["initialize_"](model, seed=0)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     trainer = made["trainer"](
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=str(tmp_path), limit_train_batches=2, max_epochs=1,
-    )  # fmt: skip
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(tmp_path),
+        limit_train_batches=2,
+        max_epochs=1,
+    )
     assert trainer.max_steps == recipe.length.steps
     trainer.fit(made["Training"](model), torch.utils.data.DataLoader(batches(4), batch_size=2))
     assert trainer.global_step == 2
@@ -204,9 +215,15 @@ def test_lightning_clips(recipe, model, tmp_path):
 
     made["initialize_"](model, seed=0)
     trainer = made["trainer"](
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=str(tmp_path), limit_train_batches=3, max_epochs=1,
-    )  # fmt: skip
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=str(tmp_path),
+        limit_train_batches=3,
+        max_epochs=1,
+    )
     trainer.fit(Watched(model), torch.utils.data.DataLoader(batches(6), batch_size=2))
     assert norms == pytest.approx([1e-3] * len(norms), rel=1e-3)
     assert len(norms) >= 2
@@ -241,9 +258,14 @@ def test_generated_code_is_formatted_and_needs_no_mupscale(recipe, kind, clip, t
 def test_names_from_users_are_inert(recipe, kind):
     evidence = dataclasses.replace(recipe.evidence, study=INJECTION, members=(INJECTION,))
     poisoned = dataclasses.replace(
-        recipe, target=INJECTION, rule=INJECTION, why=INJECTION, evidence=evidence, risks=(INJECTION,),
+        recipe,
+        target=INJECTION,
+        rule=INJECTION,
+        why=INJECTION,
+        evidence=evidence,
+        risks=(INJECTION,),
         doubts=(INJECTION,),
-    )  # fmt: skip
+    )
     text = poisoned.export(kind)
     if kind == "json":
         assert json.loads(text)["target"]["name"] == INJECTION
@@ -287,9 +309,13 @@ def test_json_holds_the_recipe_and_the_whole_plan(recipe):
 
 
 def test_what_an_export_cannot_carry_is_refused(analysis):
-    fused = mu.transfer(DENSE, to="hf:phi3,hidden_size=64,num_hidden_layers=2,num_attention_heads=8,"
-                        "num_key_value_heads=2,intermediate_size=96,vocab_size=128,pad_token_id=0", rule="gqa-mup",
-                        analysis=analysis)  # fmt: skip
+    fused = mu.transfer(
+        DENSE,
+        to="hf:phi3,hidden_size=64,num_hidden_layers=2,num_attention_heads=8,"
+        "num_key_value_heads=2,intermediate_size=96,vocab_size=128,pad_token_id=0",
+        rule="gqa-mup",
+        analysis=analysis,
+    )
     assert fused.plan.hooks
     for kind in PYTHON:
         with pytest.raises(NotExactError, match=r"hooks in the forward pass.*export json"):

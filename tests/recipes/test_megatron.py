@@ -34,15 +34,21 @@ made = runpy.run_path(sys.argv[1], run_name="recipe")
 flags = dict(flag.removeprefix("--").split("=") for flag in made["ARGUMENTS"] if "=" in flag)
 torch.manual_seed(0)
 config = TransformerConfig(
-    num_layers=3, hidden_size=64, num_attention_heads=8, num_query_groups=2, kv_channels=8, ffn_hidden_size=96,
-    use_cpu_initialization=True, gated_linear_unit=True, normalization="RMSNorm", add_bias_linear=False,
-    activation_func=torch.nn.functional.silu, bias_activation_fusion=False, persist_layer_norm=False,
+    num_layers=3, hidden_size=64, num_attention_heads=8,
+    num_query_groups=2, kv_channels=8, ffn_hidden_size=96,
+    use_cpu_initialization=True, gated_linear_unit=True,
+    normalization="RMSNorm", add_bias_linear=False,
+    activation_func=torch.nn.functional.silu,
+    bias_activation_fusion=False, persist_layer_norm=False,
     gradient_accumulation_fusion=False, init_method_std=float(flags["init-method-std"]),
     embedding_init_method_std=float(flags["embedding-init-method-std"]),
 )
 model = GPTModel(
-    config=config, transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"), vocab_size=4096,
-    max_sequence_length=64, position_embedding_type="rope", share_embeddings_and_output_weights=False,
+    config=config,
+    transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"), vocab_size=4096,
+    max_sequence_length=64,
+    position_embedding_type="rope",
+    share_embeddings_and_output_weights=False,
 )
 made["rescale_"](model)
 names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -54,15 +60,20 @@ groups = _get_param_groups([model], settings, made["config_overrides"](settings)
 identities = [(group["wd_mult"], group["lr_mult"]) for group in groups]
 assert len(set(identities)) == len(identities)
 assert sum(group["default_config"] for group in groups) == 1  # whose rate Megatron logs
-optimizer = torch.optim.AdamW(groups, lr=settings.lr, weight_decay=settings.weight_decay, eps=settings.adam_eps)
+optimizer = torch.optim.AdamW(
+    groups, lr=settings.lr, weight_decay=settings.weight_decay, eps=settings.adam_eps
+)
 scheduler = OptimizerParamScheduler(
-    optimizer, init_lr=0.0, max_lr=settings.lr, min_lr=settings.min_lr, lr_warmup_steps=10, lr_decay_steps=1000,
-    lr_decay_style=flags["lr-decay-style"], start_wd=settings.weight_decay, end_wd=settings.weight_decay,
+    optimizer, init_lr=0.0, max_lr=settings.lr, min_lr=settings.min_lr,
+    lr_warmup_steps=10, lr_decay_steps=1000,
+    lr_decay_style=flags["lr-decay-style"],
+    start_wd=settings.weight_decay, end_wd=settings.weight_decay,
     wd_incr_steps=1000, wd_incr_style="constant",
 )
 scheduler.step(10)  # the end of warmup, where the rate is whole
 found = {
-    names[id(p)]: (group["lr"], group["weight_decay"], group["eps"], p.std().item(), p.mean().item(), p.numel())
+    names[id(p)]: (group["lr"], group["weight_decay"], group["eps"],
+                  p.std().item(), p.mean().item(), p.numel())
     for group in optimizer.param_groups for p in group["params"]
 }
 print(json.dumps(found))

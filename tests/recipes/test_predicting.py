@@ -12,9 +12,20 @@ from mupscale.recipes.predicting import extrapolated, predicted
 from mupscale.recipes.shapes import ModelShape
 
 SHAPE = ModelShape(
-    "GPT", width=512, depth=4, r=16, heads=16, kv_heads=1, head_dim=32, inner=512, d_ff=2048, vocabulary=256,
-    gated=False, parameters=1_000_000, active_parameters=1_000_000,
-)  # fmt: skip
+    "GPT",
+    width=512,
+    depth=4,
+    r=16,
+    heads=16,
+    kv_heads=1,
+    head_dim=32,
+    inner=512,
+    d_ff=2048,
+    vocabulary=256,
+    gated=False,
+    parameters=1_000_000,
+    active_parameters=1_000_000,
+)
 
 
 def known(values):

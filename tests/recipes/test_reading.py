@@ -34,14 +34,20 @@ def study(tmp_path) -> Study:
     }
     trials = [
         {
-            "cell": f"gqa-mup.width-{width}", "rule": "gqa-mup", "variant": {"width": width}, "seed": seed,
-            "params": {"lr": 2.0**power}, "loss": 2 + 0.1 * (power + 6) ** 2 + 0.001 * seed * power,
-            "tokens": 1000, "steps": 10, "step": 10,
+            "cell": f"gqa-mup.width-{width}",
+            "rule": "gqa-mup",
+            "variant": {"width": width},
+            "seed": seed,
+            "params": {"lr": 2.0**power},
+            "loss": 2 + 0.1 * (power + 6) ** 2 + 0.001 * seed * power,
+            "tokens": 1000,
+            "steps": 10,
+            "step": 10,
         }
         for width in (16, 32)
         for power in (-8, -7, -6, -5, -4)
         for seed in (1, 2, 3)
-    ]  # fmt: skip
+    ]
     return written(tmp_path / "study", config, trials)
 
 

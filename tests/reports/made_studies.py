@@ -11,10 +11,10 @@ HOSTILE = (
     "<script>alert(1)</script>",
     "$\\frac{1}{0}$ costs $5",
     "two\nlines\r\tand \x00 more",
-    "=HYPERLINK(\"http://example.com\")",
+    '=HYPERLINK("http://example.com")',
     "x" * 10_000,
     "模型 \u202e \ud800",
-)  # fmt: skip
+)
 
 
 def rate_runs(

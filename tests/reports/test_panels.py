@@ -189,7 +189,7 @@ def test_the_verdict_is_a_word_with_a_symbol_and_the_note_is_written(verdict, wo
 
 @pytest.mark.parametrize("n_panels", [1, 2, 3, 8])
 def test_no_text_is_clipped_and_no_title_runs_into_its_verdict(n_panels):
-    long = "A title that is long enough to need more than a line above a figure that has one panel or two"
+    long = "A title that is long enough to need more than a line above a figure of one panel or two"
     roles = [*ROLES, "layers.11.attention.q_proj.weight"][-n_panels:]
     figure = draw(
         *(family(role, verdict="inconclusive", note="slope −0.32") for role in roles), title=long

@@ -76,9 +76,15 @@ def test_parquet_has_a_type_for_each_column(tmp_path):
     _, path = save_table(tables_of(runs)["trials"], tmp_path / "trials")
     types = {field.name: str(field.type) for field in parquet.read_schema(path)}
     assert types == {
-        "rule": "string", "member": "string", "position": "double", "seed": "int64", "lr": "double", "steps": "int64",
-        "loss": "double", "diverged": "bool",
-    }  # fmt: skip
+        "rule": "string",
+        "member": "string",
+        "position": "double",
+        "seed": "int64",
+        "lr": "double",
+        "steps": "int64",
+        "loss": "double",
+        "diverged": "bool",
+    }
 
 
 @pytest.mark.parametrize(

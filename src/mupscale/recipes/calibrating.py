@@ -101,7 +101,7 @@ def calibration(
     space = {**config.space, **config.rule_space.get(config.cells()[0].rule_name, {})}
     if set(space) != {"lr"}:
         raise OptionError(
-            f"space has {', '.join(space)}, but a calibration searches lr alone. Leave out the rest."
+            f"space has {', '.join(space)}, a calibration searches lr alone. Leave the rest out."
         )
     tables = _with_base(config, tried[0])
     common = {"space": space, "rule_space": {}, "tables": tables}

@@ -98,8 +98,8 @@ def _coverage(evidence: StudyEvidence) -> Iterator[str]:
         yield (
             f"Drift: the best rate moves by {drift.value:+.3f} [{drift.low:+.3f}, "
             f"{drift.high:+.3f}] octaves (factors of two) per doubling of {evidence.axis}. "
-            f"Verdict: {evidence.drift_verdict}. Training every model at the optimum of the one with the "
-            f"smallest {evidence.axis}, the proxy, costs at most {regret.value:.4f} "
+            f"Verdict: {evidence.drift_verdict}. Training every model at the optimum of the one "
+            f"with the smallest {evidence.axis}, the proxy, costs at most {regret.value:.4f} "
             f"[{regret.low:.4f}, {regret.high:.4f}] nats."
         )
 

@@ -13,7 +13,10 @@ from mupscale.reports.page import PageData, StudyProgress, read_check
 from mupscale.reports.page.of_study import page_data
 
 RESULTS = Path(__file__).parents[3] / "results"
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`=cmd|' /C calc'!A0 %{x} {{7*7}} \u2028\u202e"
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    "\"'`=cmd|' /C calc'!A0 %{x} {{7*7}} \u2028\u202e"
+)
 
 
 @cache
@@ -30,21 +33,34 @@ def recorded() -> PageData:
 def trial(run: Measurement, number: int, **more: Any) -> dict[str, Any]:
     status = "diverged" if run.loss is None else "finished"
     row = {
-        "cell": f"{run.rule}.{run.member.label}", "rule": run.rule, "variant": {"variant": run.member.label},
-        "number": number, "seed": run.seed, "params": dict(run.params), "status": status, "loss": run.loss,
-        "steps": run.steps, "tokens": 1000, "seconds": 1.5, "attempts": 1, "error": None,
-    }  # fmt: skip
+        "cell": f"{run.rule}.{run.member.label}",
+        "rule": run.rule,
+        "variant": {"variant": run.member.label},
+        "number": number,
+        "seed": run.seed,
+        "params": dict(run.params),
+        "status": status,
+        "loss": run.loss,
+        "steps": run.steps,
+        "tokens": 1000,
+        "seconds": 1.5,
+        "attempts": 1,
+        "error": None,
+    }
     return row | more
 
 
 def page_of(runs: list[Measurement], **more: Any) -> PageData:
     values: dict[str, Any] = {
-        "name": "made", "config": 'name = '
-                                  '"made"\n', "analysis": analyse(runs, axis="width"), "runs": runs,
+        "name": "made",
+        "config": 'name = "made"\n',
+        "analysis": analyse(runs, axis="width"),
+        "runs": runs,
         "trials": [trial(run, number) for number, run in enumerate(runs)],
-        "progress": StudyProgress(ended=len(runs), expected=len(runs)), "made_at": "2026-01-01 00:00 "
-                                                                              "UTC", "version": "0",
-    }  # fmt: skip
+        "progress": StudyProgress(ended=len(runs), expected=len(runs)),
+        "made_at": "2026-01-01 00:00 UTC",
+        "version": "0",
+    }
     return PageData(**(values | more))
 
 
@@ -61,16 +77,20 @@ def curves(
     random = np.random.default_rng(0)
     return [
         Measurement(
-            rule=rule, member=Member(label="width "
-                                           f"{width}", position=width), seed=seed, params={"lr": 2.0**x},
-            loss=2 + 0.05 * (x - _optimum(rule == rules[0], width, drift)) ** 2 + noise * random.standard_normal(),
+            rule=rule,
+            member=Member(label=f"width {width}", position=width),
+            seed=seed,
+            params={"lr": 2.0**x},
+            loss=2
+            + 0.05 * (x - _optimum(rule == rules[0], width, drift)) ** 2
+            + noise * random.standard_normal(),
             steps=100,
         )
         for rule in rules
         for width in (64, 128, 256)
         for x in np.arange(-9, -3.4, 0.5)
         for seed in range(seeds)
-    ]  # fmt: skip
+    ]
 
 
 def _optimum(moves: bool, width: int, drift: float) -> float:
@@ -89,12 +109,14 @@ def surfaces(points: int = 60) -> list[Measurement]:
                 bowl = 2 + 0.05 * (x + 6) ** 2 + 0.03 * (y + 3) ** 2 + 0.02 * (x + 6) * (y + 3)
                 runs.append(
                     Measurement(
-                        rule=rule, member=Member(label="width "
-                                                       f"{width}", position=width), seed=1, steps=200,
+                        rule=rule,
+                        member=Member(label=f"width {width}", position=width),
+                        seed=1,
+                        steps=200,
                         params={"lr": 2.0**x, "weight_decay": 2.0**y},
                         loss=None if x > -3.2 else bowl + 0.002 * random.standard_normal(),
                     )
-                )  # fmt: skip
+                )
     return runs
 
 
@@ -107,11 +129,14 @@ def many(trials: int) -> PageData:
         x, width = random.uniform(-9, -3), widths[number % 5]
         runs.append(
             Measurement(
-                rule=rules[number // 5 % 4], member=Member(label=f"width {width}", position=width),
-                seed=number % 3, params={"lr": 2.0**x, "weight_decay": 2.0 ** random.uniform(-6, 0)},
-                loss=2 + 0.05 * (x + 6) ** 2 + 0.01 * random.standard_normal(), steps=1000,
+                rule=rules[number // 5 % 4],
+                member=Member(label=f"width {width}", position=width),
+                seed=number % 3,
+                params={"lr": 2.0**x, "weight_decay": 2.0 ** random.uniform(-6, 0)},
+                loss=2 + 0.05 * (x + 6) ** 2 + 0.01 * random.standard_normal(),
+                steps=1000,
             )
-        )  # fmt: skip
+        )
     return page_of(runs, name="large")
 
 
@@ -121,14 +146,17 @@ def hostile() -> PageData:
     """
     runs = [
         Measurement(
-            rule=HOSTILE if number % 2 else "mup", member=Member(label=f"{HOSTILE} "
-                                                                       f"{width}", position=width), seed=seed,
-            params={"lr": 2.0**x}, loss=2 + 0.05 * (x + 6) ** 2 + 0.001 * seed, steps=100,
+            rule=HOSTILE if number % 2 else "mup",
+            member=Member(label=f"{HOSTILE} {width}", position=width),
+            seed=seed,
+            params={"lr": 2.0**x},
+            loss=2 + 0.05 * (x + 6) ** 2 + 0.001 * seed,
+            steps=100,
         )
         for number, width in enumerate((64, 64, 128, 128))
         for x in range(-9, -3)
         for seed in (1, 2)
-    ]  # fmt: skip
+    ]
     trials = [
         trial(run, n, error=HOSTILE * (n == 1) + "x" * 10_000 * (n == 2))
         for n, run in enumerate(runs)

@@ -195,7 +195,8 @@ def test_a_chart_zooms_resets_hides_a_model_and_takes_a_log_axis(visit):
     found = visit("recorded")
     page = found.page
     draw_all(page)
-    state = "() => (({ xaxis: x, yaxis: y }) => [x.range, y.type])(document.querySelector('.chart')._fullLayout)"
+    layout = "document.querySelector('.chart')._fullLayout"
+    state = f"() => (({{ xaxis: x, yaxis: y }}) => [x.range, y.type])({layout})"
     whole = page.evaluate(state)
     box = page.locator(".chart >> nth=0").locator(".nsewdrag").first.bounding_box()
     page.mouse.move(box["x"] + 60, box["y"] + 60)
