@@ -43,6 +43,7 @@ from mupscale.paper.few_steps import (
     as_theory,
     geometric,
     panel_line,
+    quotients,
     recorded,
     recorded_check,
     relative_updates,
@@ -272,7 +273,8 @@ def _rows(checks: Mapping[Key, CheckResult], gradients: _Gradients) -> Iterator[
 
 def _shares(checks: Mapping[Key, CheckResult], key: Key, role: str) -> list[list[float]]:
     """The share of the update that ε leaves, by seed over the widths."""
-    return _over(relative_updates(checks[key], role), relative_updates(checks[WITHOUT], role))
+    own, without = (relative_updates(checks[one], role) for one in (key, WITHOUT))
+    return quotients(own, without)
 
 
 def _predicted(key: Key, role: str, gradients: _Gradients) -> list[list[float]]:
@@ -283,15 +285,11 @@ def _predicted(key: Key, role: str, gradients: _Gradients) -> list[list[float]]:
     return left if key[1] == "fixed" else [[row[0]] * len(widths) for row in left]
 
 
-def _over(top: Sequence[Sequence[float]], bottom: Sequence[Sequence[float]]) -> list[list[float]]:
-    return [[a / b for a, b in zip(*rows, strict=True)] for rows in zip(top, bottom, strict=True)]
-
-
 def _row(
     quantity: str, key: Key, role: str, widths: Sequence[int], measured: Sequence[Sequence[float]],
     theory: Sequence[Sequence[float]],
 ) -> EpsilonRow:  # fmt: skip
-    own, rest = _judged(widths, measured), _judged(widths, _over(measured, theory))
+    own, rest = _judged(widths, measured), _judged(widths, quotients(measured, theory))
     predicted = sum(curve_slope(widths, curve) for curve in theory) / len(theory)
     ends = own.slope.value, own.low, own.high, predicted, rest.slope.value, rest.low, rest.high
     return EpsilonRow(quantity, *key, role, *ends, rest.verdict)

@@ -41,6 +41,7 @@ from mupscale.paper.few_steps import (
     as_theory,
     geometric,
     panel_line,
+    quotients,
     recorded,
     signed,
     slope_cells,
@@ -346,8 +347,7 @@ def _relative_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
     """The balance over that at δ = 0, seed by seed: other effects of the width cancel."""
     for error in ERRORS:
         for role in HIDDEN if error.delta else ():
-            pairs = zip(seen.balance(error, role), seen.balance(NONE, role), strict=True)
-            values = [[own / right for own, right in zip(*rows, strict=True)] for rows in pairs]
+            values = quotients(seen.balance(error, role), seen.balance(NONE, role))
             slope = fit_slope(seen.size.widths, values)
             yield _row("relative", error, role, slope, error.delta, len(HIDDEN))
 

@@ -39,7 +39,7 @@ def validate(config: StudyConfig) -> Iterator[str]:
 
 
 def _checked(config: StudyConfig, cell: Cell) -> list[str]:
-    """The lines of a cell; what it shares with other cells is in lines of its own."""
+    """The lines of a cell. What cells share is on separate lines, which are printed once."""
     run = middle_run(config, cell)
     corpus = corpus_named(run.data.corpus, run.data.tokenizer)
     model, made, found = on_meta(run.model), plan_for(run), lengths(run)

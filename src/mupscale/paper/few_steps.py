@@ -230,6 +230,13 @@ def relative_updates(check: CheckResult, role: str) -> list[list[float]]:
     return table.means(lambda run: by_step(run, STATISTICS["update"], role))
 
 
+def quotients(
+    top: Sequence[Sequence[float]], bottom: Sequence[Sequence[float]]
+) -> list[list[float]]:
+    """Element by element."""
+    return [[a / b for a, b in zip(*rows, strict=True)] for rows in zip(top, bottom, strict=True)]
+
+
 def geometric(values: Sequence[float]) -> Estimate:
     """The geometric mean of positive values, with its interval over seeds.
 
