@@ -46,10 +46,11 @@ def _from_config(kind: type[nn.Module], config: Any) -> nn.Module:
 
 
 def at_dimensions(facts: ModelFacts, dimensions: Mapping[str, int]) -> ModelFacts:
-    """The same model at other dimensions. Fans keep their ratio to the width; others their value.
+    """The same model at other dimensions: those left out are its own.
 
-    `inner` is heads × head_dim, `d_ff` the width of the feed-forward part. Without `head_dim`, the
-    heads keep their size: a base with small heads may be narrower than one head of the model.
+    Every fan keeps its ratio to the width. `inner` is heads × head_dim, `d_ff` the width of the
+    feed-forward part. Without `head_dim`, the heads keep their size: a base with small heads may be
+    narrower than one head of the model.
     """
     asked = {name: _whole(name, value) for name, value in dimensions.items()}
     width, depth = asked.get("width", facts.width), asked.get("depth", facts.depth)
