@@ -263,7 +263,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def alone(name: str) -> dict[str, Any]:
-    """The report of one process, without a word of torch.distributed."""
+    """The report of one process that does not use torch.distributed."""
     kind, config, _ = MODELS[name]
     plan, model = planned(name), kind(config)
     plan.initialize_(model, std=STD, seed=1)
@@ -296,7 +296,7 @@ def test_losses_and_norms_are_those_of_one_process_also_after_resuming(name, alo
 
 
 def test_these_runs_have_hooked_rows_and_shards_of_unequal_size(ranks):
-    """Without these the laws above would hold for a lesser reason."""
+    """Otherwise the laws above would hold trivially."""
     assert not planned("llama").hooks
     assert {hook.where for hook in planned("phi3").hooks} == {"rows"}
     for name in MODELS:

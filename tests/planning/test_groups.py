@@ -87,7 +87,7 @@ class TestGroups:
         "number", [torch.tensor(0.25), torch.tensor([0.25]), numpy.float32(0.25)], ids=repr
     )
     def test_a_tensor_is_a_number(self, llama, number):
-        """As torch's own optimizers take one; it was refused as "not a number"."""
+        """torch's own optimizers accept one too."""
         model, plan = planned(llama)
         expected = plan.param_groups(
             model, lr={"default": 0.25, "key": 0.25}, weight_decay=0.25, eps=0.25

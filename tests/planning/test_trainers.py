@@ -234,7 +234,7 @@ def test_a_trainer_that_clips_before_the_plan_is_noticed_while_it_trains(tmp_pat
 
 
 class SmallAttention(nn.Module):
-    """Few enough kernels for inductor's C++ compiler to be done soon."""
+    """So few kernels that inductor's C++ compiler finishes soon."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

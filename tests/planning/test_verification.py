@@ -32,7 +32,7 @@ def llama() -> tuple[nn.Module, nn.Module]:
 
 
 class TestClass:
-    """None of these was seen: every one of them has the plan's values in its groups."""
+    """Each of these has the plan's values in its groups, so the class itself must be checked."""
 
     def made(
         self, llama: Any, kind: str, cls: type, decay: float = 0.1, **settings: Any
@@ -215,7 +215,7 @@ class TestTolerance:
 
 
 class TestWeights:
-    """A forgotten `initialize_` went unseen: the values in the groups do not depend on it."""
+    """The values in the groups do not depend on `initialize_`, so the weights must be checked."""
 
     @pytest.mark.parametrize("name", [*SETTINGS, "hand-written", "hand-written, fused"])
     @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ class TestSecondClipping:
             plan.clip_before_step(optimizer, 1.0)
 
     def test_a_closure_makes_gradients_too_late(self):
-        """As Lightning steps: the hook saw none, and nothing was ever clipped."""
+        """Lightning steps this way: at the hook there are no gradients to clip yet."""
         model, plan = planned()
         optimizer = self.made(plan, model)
         for step in (
@@ -428,7 +428,7 @@ class TestSecondClipping:
         optimizer.step(closure=None)
 
     def trained(self, steps: int, **between: Any) -> clipping.ClipBeforeStep:
-        """As a trainer does it: backward, its own clipping, step."""
+        """Trains like a trainer: backward, its own clipping, step."""
         model, plan = planned()
         plan.initialize_(model, std=0.3, seed=0)
         optimizer = self.made(plan, model, lr=between.get("lr", 0.01))
@@ -455,7 +455,7 @@ class TestSecondClipping:
         assert not self.trained(12, max_norm=1e6).warned
 
     def test_one_batch_seen_again_and_again_is_no_alarm(self):
-        """At a tiny rate its norm stands still by itself."""
+        """At a tiny rate its norm is constant without clipping."""
         hook = self.trained(12, batch=0, lr=1e-9)
         assert not hook.warned
 
