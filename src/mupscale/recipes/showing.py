@@ -23,8 +23,7 @@ _SOURCES = {"not searched": "fixed"}
 def text(recipe: Recipe, columns: int | None = None) -> str:
     """The whole recipe for a terminal."""
     width = terminal_columns() if columns is None else columns
-    title, *facts = summary(recipe)
-    lines = [title, *(wrapped(one_line(fact, LONG), columns=width) for fact in facts)]
+    lines = [wrapped(one_line(fact, LONG), columns=width) for fact in summary(recipe)]
     for heading, table, notes in _sections(recipe):
         lines += ["", heading]
         if table:

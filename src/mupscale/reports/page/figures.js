@@ -156,11 +156,11 @@ function markTraces(panel) {
   ];
 }
 
-// An optimum that the runs do not bound is open, as in the figure above.
+// An optimum without a bound is drawn open, as in the figure above.
 function optimumMark(trace, sure) {
   if (sure) return trace;
   const marker = { ...trace.marker, symbol: "star-open", color: "#000000", line: { color: "#000000", width: 1.5 } };
-  return { ...trace, marker, hovertemplate: `${trace.hovertemplate.replace("optimum", "optimum, not bounded by these runs")}` };
+  return { ...trace, marker, hovertemplate: `${trace.hovertemplate.replace("optimum", "optimum without a bound")}` };
 }
 
 function regionTrace(region) {
