@@ -152,7 +152,8 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(question):
             level, moved = 0.004 * random.standard_normal(3), 0.07 * random.standard_normal(3)
             runs = [
                 Measurement(
-                    rule="", member=run.member, seed=run.seed, params={"lr": run.params["lr"] * 2 ** moved[run.seed]},
+                    rule="", member=run.member, seed=run.seed,
+                    params={"lr": run.params["lr"] * 2 ** moved[run.seed]},
                     loss=run.loss + level[run.seed] + 0.01 * random.standard_normal(),
                 )
                 for run in one.runs

@@ -24,7 +24,8 @@ def study(optima, losses=None, *, seeds=(1, 2, 3), noise=0.003, curvature=0.1, r
     return [
         Measurement(
             rule=rule, member=member, seed=seed, params={"lr": 2.0**x}, steps=100,
-            loss=(losses or {}).get(rule, 2.0) + 0.01 * seed + curvature / 2 * (x - at) ** 2 + random.normal(0, noise),
+            loss=(losses or {}).get(rule, 2.0) + 0.01 * seed
+            + curvature / 2 * (x - at) ** 2 + random.normal(0, noise),
         )
         for rule, places in optima.items()
         for member, at in zip(MEMBERS, places, strict=False)
@@ -173,7 +174,8 @@ class TestTwoParameters:
         random = np.random.default_rng(0)
         return [
             Measurement(
-                rule=rule, member=member, seed=1, steps=length, params={"lr": 2.0**x, "weight_decay": 2.0**y},
+                rule=rule, member=member, seed=1, steps=length,
+                params={"lr": 2.0**x, "weight_decay": 2.0**y},
                 loss=2 + 0.04 * (x - lr) ** 2 + 0.02 * (y - decay) ** 2 + random.normal(0, 0.002),
             )
             for member, (lr, decay), length in zip(MEMBERS, at, steps, strict=False)

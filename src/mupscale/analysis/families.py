@@ -6,7 +6,7 @@ is only its best trial (`flags.NO_OPTIMUM`) enters none of them.
 
 import itertools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -178,11 +178,19 @@ def analyse(
     for run in runs:
         grouped.setdefault((run.rule, run.member), []).append(run)
     cells = _cells(grouped, parameters, confidence)
-    rates = {place: _rate(cell) for place, cell in enumerate(cells)}
-    table = seed_table([one for one in rates.values() if one is not None])
-    rules = tuple(dict.fromkeys(cell.rule for cell in cells))
-    transfers = tuple(_transfer(rule, cells, rates, table, confidence) for rule in rules)
-    comparisons = _comparisons(transfers, cells, rates, table, confidence)
+    located: dict[str, list[LocatedCell]] = {cell.rule: [] for cell in cells}
+    for cell in cells:
+        if rate := _rate(cell):
+            located[cell.rule].append((cell, rate))
+    rules = tuple(located)
+    table = seed_table([rate for pairs in located.values() for _, rate in pairs])
+    transfers = tuple(_transfer(rule, located[rule], table, confidence) for rule in rules)
+    losses = seed_table([loss for cell in cells if (loss := _loss(cell))])
+    comparisons = tuple(
+        comparison
+        for first, second in itertools.combinations(transfers, 2)
+        for comparison in _comparisons(first, second, located, (table, losses), confidence)
+    )
     variances = {
         "fitted": _variances(rules, cells, grouped, fitted=True),
         "lowest": _variances(rules, cells, grouped, fitted=False),
@@ -271,24 +279,20 @@ def _loss(cell: CellAnalysis) -> CellValue | None:
     return CellValue(cell.loss, math.inf, 0, by_seed, 0.0, cell.fingerprint)
 
 
+LocatedCell = tuple[CellAnalysis, CellValue]
+"""A cell with its optimal rate."""
+
+
 # Transfer of a rule
 
 
 def _transfer(
-    rule: str,
-    cells: Sequence[CellAnalysis],
-    rates: Mapping[int, CellValue | None],
-    table: SeedTable | None,
-    confidence: float,
+    rule: str, known: Sequence[LocatedCell], table: SeedTable | None, confidence: float
 ) -> RuleTransfer:
-    known = [
-        (cell, rate)
-        for place, cell in enumerate(cells)
-        if cell.rule == rule and (rate := rates[place])
-    ]
-    members = tuple(cell.member for cell, _ in known)
     if not known:
         return RuleTransfer(rule, (), None, None, None, None, None, ())
+    members = tuple(cell.member for cell, _ in known)
+    weights = drift_weights(members)
     located = [rate for _, rate in known]
     count = len(located)
     variance = float(np.var([rate.value for rate in located]))
@@ -300,7 +304,7 @@ def _transfer(
         spread_of_members(variance, count, noise, freedom, confidence),
         variance,
         noise * (1 - 1 / count),
-        _drift(members, located, table, confidence),
+        None if weights is None else contrast(located, weights, table, confidence),
         _regrets(known, table, confidence),
     )
 
@@ -321,16 +325,6 @@ def drift_weights(members: Sequence[Member]) -> list[float] | None:
     return [float(weight) for weight in centred / (centred @ centred)]
 
 
-def _drift(
-    members: Sequence[Member],
-    located: Sequence[CellValue],
-    table: SeedTable | None,
-    confidence: float,
-) -> Estimate | None:
-    weights = drift_weights(members)
-    return None if weights is None else contrast(located, weights, table, confidence)
-
-
 def _proxy(members: Sequence[Member]) -> int:
     """The smallest on the axis, or the first if there is no axis."""
     if any(member.position is None for member in members):
@@ -339,7 +333,7 @@ def _proxy(members: Sequence[Member]) -> int:
 
 
 def _regrets(
-    known: Sequence[tuple[CellAnalysis, CellValue]], table: SeedTable | None, confidence: float
+    known: Sequence[LocatedCell], table: SeedTable | None, confidence: float
 ) -> tuple[Regret, ...]:
     base = _proxy([cell.member for cell, _ in known])
     proxy, there = known[base]
@@ -380,48 +374,29 @@ def loss_above(cell: CellAnalysis, octaves: float) -> float:
 
 
 def _comparisons(
-    transfers: Sequence[RuleTransfer],
-    cells: Sequence[CellAnalysis],
-    rates: Mapping[int, CellValue | None],
-    table: SeedTable | None,
-    confidence: float,
-) -> tuple[Comparison, ...]:
-    losses = {place: _loss(cell) for place, cell in enumerate(cells)}
-    loss_table = seed_table([one for one in losses.values() if one is not None])
-    found: list[Comparison] = []
-    for first, second in itertools.combinations(transfers, 2):
-        places = [_places(cells, rates, one.rule, first, second) for one in (first, second)]
-        count = len(places[0])
-        if not count:
-            continue
-        # Only models that both rules have: with different models, the models would be compared.
-        weights = [1 / count] * count + [-1 / count] * count
-        both = [losses[place] for place in (*places[0], *places[1])]
-        own = contrast([one for one in both if one is not None], weights, loss_table, confidence)
-        found.append(_compared("loss at the optimum", "nats", first, second, own))
-        if count > 1:
-            added = _given_up(own, first, second, confidence)
-            found.append(_compared("loss at the proxy's optimum", "nats", first, second, added))
-        drift = _drifts(first, second, cells, rates, places, table, confidence)
-        if drift is not None:
-            found.append(_compared("drift", "octaves per doubling", first, second, drift))
-    return tuple(found)
-
-
-def _places(
-    cells: Sequence[CellAnalysis],
-    rates: Mapping[int, CellValue | None],
-    rule: str,
     first: RuleTransfer,
     second: RuleTransfer,
-) -> list[int]:
-    """The rule's cells on members that both rules have."""
+    located: Mapping[str, Sequence[LocatedCell]],
+    tables: tuple[SeedTable | None, SeedTable | None],
+    confidence: float,
+) -> Iterator[Comparison]:
+    """Two rules on the models that both have; on different models, these would be compared."""
     common = set(first.members) & set(second.members)
-    return [
-        k
-        for k, cell in enumerate(cells)
-        if cell.rule == rule and cell.member in common and rates[k] is not None
-    ]
+    if not common:
+        return
+    own, other = (
+        [pair for pair in located[one.rule] if pair[0].member in common] for one in (first, second)
+    )
+    losses = [loss for cell, _ in (*own, *other) if (loss := _loss(cell))]
+    weights = [1 / len(own)] * len(own) + [-1 / len(other)] * len(other)
+    at_optimum = contrast(losses, weights, tables[1], confidence)
+    yield _compared("loss at the optimum", "nats", first, second, at_optimum)
+    if len(own) > 1:
+        at_proxy = _given_up(at_optimum, first, second)
+        yield _compared("loss at the proxy's optimum", "nats", first, second, at_proxy)
+    drift = _drifts((first, second), (own, other), tables[0], confidence)
+    if drift is not None:
+        yield _compared("drift", "octaves per doubling", first, second, drift)
 
 
 def _compared(
@@ -434,9 +409,7 @@ def _compared(
     return Comparison(quantity, unit, first.rule, second.rule, difference, better)
 
 
-def _given_up(
-    own: Estimate, first: RuleTransfer, second: RuleTransfer, confidence: float
-) -> Estimate:
+def _given_up(own: Estimate, first: RuleTransfer, second: RuleTransfer) -> Estimate:
     """The difference of losses at the optimum, plus what each rule gives up at the proxy's optimum,
     averaged over the members.
 
@@ -444,51 +417,38 @@ def _given_up(
     lower side of one rule with the upper side of the other.
     """
     count = len(first.members)
-    value = own.value + (_total_regret(first) - _total_regret(second)) / count
-    if not own.bounded or not all(
-        one.loss.bounded for rule in (first, second) for one in rule.regrets
-    ):
+    value = own.value + sum(
+        sign * one.loss.value / count
+        for sign, rule in ((1, first), (-1, second))
+        for one in rule.regrets
+    )
+    losses = [[one.loss for one in rule.regrets] for rule in (first, second)]
+    if not own.bounded or not all(loss.bounded for of_rule in losses for loss in of_rule):
         return Estimate(value, -math.inf, math.inf, 0)
     half = (own.high - own.low) / 2
-    below, above = (
-        math.hypot(half, *(one / count for rule, side in sides for one in _reach(rule, side)))
-        for sides in (((first, -1), (second, 1)), ((first, 1), (second, -1)))
+    down, up = (
+        [[(loss.value - loss.low) / count for loss in of_rule] for of_rule in losses],
+        [[(loss.high - loss.value) / count for loss in of_rule] for of_rule in losses],
     )
+    below, above = math.hypot(half, *down[0], *up[1]), math.hypot(half, *up[0], *down[1])
     return Estimate(value, value - below, value + above, own.degrees_of_freedom)
 
 
-def _total_regret(rule: RuleTransfer) -> float:
-    return sum(one.loss.value for one in rule.regrets)
-
-
-def _reach(rule: RuleTransfer, side: int) -> list[float]:
-    """How far the regrets' intervals reach down (-1) or up (1)."""
-    return [
-        one.loss.value - one.loss.low if side < 0 else one.loss.high - one.loss.value
-        for one in rule.regrets
-    ]
-
-
 def _drifts(
-    first: RuleTransfer,
-    second: RuleTransfer,
-    cells: Sequence[CellAnalysis],
-    rates: Mapping[int, CellValue | None],
-    places: Sequence[Sequence[int]],
+    rules: tuple[RuleTransfer, RuleTransfer],
+    known: tuple[Sequence[LocatedCell], Sequence[LocatedCell]],
     table: SeedTable | None,
     confidence: float,
 ) -> Estimate | None:
     """How much further one rule drifts than the other, whichever direction each has."""
     weights: list[float] = []
-    located: list[CellValue] = []
-    for sign, rule, own in zip((1, -1), (first, second), places, strict=True):
-        of_members = drift_weights([cells[place].member for place in own])
-        if of_members is None or rule.drift is None:
+    for sign, rule, pairs in zip((1, -1), rules, known, strict=True):
+        own = drift_weights([cell.member for cell, _ in pairs])
+        if own is None or rule.drift is None:
             return None
         direction = math.copysign(1.0, rule.drift.value)
-        weights += [sign * direction * weight for weight in of_members]
-        located += [rate for place in own if (rate := rates[place]) is not None]
-    return contrast(located, weights, table, confidence)
+        weights += [sign * direction * weight for weight in own]
+    return contrast([rate for pairs in known for _, rate in pairs], weights, table, confidence)
 
 
 # Variance tables
