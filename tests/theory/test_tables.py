@@ -215,3 +215,19 @@ def test_every_rendering_shows_every_cell(show):
     text = getattr(table, show)()
     assert text.count("/") + text.count("frac") >= 13
     assert all(column in text for column in COLUMNS)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+@pytest.mark.parametrize("depth", ["none", "1/L"])
+def test_tables_and_derivations_fit_80_columns(optimizer, depth, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    table = parameterization(optimizer, depth=depth)
+    texts = [table.to_text(), *(scaling.to_text() for scaling in table.columns.values())]
+    assert max(len(line) for text in texts for line in text.splitlines()) <= 80
+
+
+def test_a_wide_terminal_has_one_column_per_kind_of_weight_and_a_narrow_one_a_row(monkeypatch):
+    table = parameterization(depth="1/L")
+    for columns, head in (("160", "Embed"), ("80", "init std")):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert table.to_text().splitlines()[2].strip().startswith(head)
