@@ -407,7 +407,7 @@ class TestBadInput:
             RULES["gqa-mup"].with_(**change)
 
     def test_matrix_optimizers_refuse_what_is_not_a_hidden_matrix(self):
-        with pytest.raises(NotDerivedError, match="trained by AdamW beside it"):
+        with pytest.raises(NotDerivedError, match="is trained by AdamW"):
             derive(Vector(n), "muon")
 
     def test_what_is_not_a_unit_is_refused(self):

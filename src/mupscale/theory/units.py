@@ -162,7 +162,7 @@ class KeyValue(Unit):
     KeyValue(n, r) (64, 576)
     >>> KeyValue(768, 5)
     Traceback (most recent call last):
-    mupscale.errors.DimensionError: r=5 does not divide heads × head_dim = 768. Choose 1, 2, ...
+    mupscale.errors.DimensionError: r=5 does not divide heads × head_dim = 768. Choose a divisor: ...
     """
 
     n: Dimension
@@ -177,7 +177,7 @@ class KeyValue(Unit):
         if whole.is_Integer and parts.is_Integer and whole % parts:
             few = ", ".join(map(str, sympy.divisors(whole)[:6]))
             raise DimensionError(
-                f"r={parts} does not divide heads × head_dim = {whole}. Choose {few}, …"
+                f"r={parts} does not divide heads × head_dim = {whole}. Choose a divisor: {few}, …"
             )
 
     def shape(self) -> tuple[Expr, Expr]:
