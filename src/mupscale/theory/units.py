@@ -162,7 +162,7 @@ class KeyValue(Unit):
     KeyValue(n, r) (64, 576)
     >>> KeyValue(768, 5)
     Traceback (most recent call last):
-    mupscale.errors.DimensionError: r=5 does not divide heads × head_dim = 768. Choose a divisor: ...
+    mupscale.errors.DimensionError: r=5 does not divide heads × head_dim = 768. Choose ...
     """
 
     n: Dimension
