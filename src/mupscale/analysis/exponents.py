@@ -179,6 +179,7 @@ class _Curve:
         at, count = gammas * self.lever, len(self.cells)
         if not self.smooth:
             return np.stack([np.interp(at, self.offsets, unit) for unit in np.eye(count)], axis=1)
+        # A pseudoinverse: with more than four cells, the cubic is the least-squares one.
         powers = np.arange(min(4, count))
         return at[:, None] ** powers @ np.linalg.pinv(self.offsets[:, None] ** powers)
 
@@ -280,6 +281,7 @@ class _Test:
         total = parts.sum(axis=1) + shared
         if not np.isfinite(total).all():
             return total, np.zeros(len(total))
+        # Satterthwaite's degrees of freedom, as in `optima.summed`, for all γ at once.
         inverse = (
             np.divide(parts**2, alone, out=np.zeros_like(parts), where=alone > 0).sum(axis=1)
             + shared**2 / freedom
@@ -347,6 +349,8 @@ def _solved(test: _Test) -> Estimate:
 
 def _lowest(test: _Test) -> Estimate:
     """The γ with the lowest loss, and all that are indistinguishable from it."""
+    # Both the fitted curve and the factors tried must be able to keep a γ in: a cubic may smooth a
+    # real minimum away, and a single cell may be low by chance.
     fine = np.linspace(*test.swept, 10 * _GRID)
     kept = np.concatenate([_not_above(test, gammas) for gammas in (fine, test.tried)])
     low = -math.inf if kept.min() <= test.swept[0] else float(kept.min())
@@ -368,6 +372,8 @@ def _still(test: _Test) -> Estimate:
     excess = np.abs(sums.values) - sums.reach(test.confidence)
     if not (excess <= 0).any():  # no γ in the swept range fits
         return _beyond(grid, sums.values)
+    # The estimate is where the sum is zero. If it never is, but comes close enough somewhere, it is
+    # the γ that is excluded least.
     root = _root(grid, sums.values)
     value = float(grid[int(np.argmin(excess))]) if root is None else root
     return _hull(grid, excess, value, float(sums.freedom.min()))
@@ -494,6 +500,8 @@ def _ends(test: _Test, value: float) -> _Sums | None:
 
 def _chance(ends: _Sums, seeds: int, more: int, test: _Test) -> float:
     product = 1.0
+    # More seeds shrink the error by √seeds and add degrees of freedom in proportion to seeds − 1.
+    # Both ends must be excluded; their errors are treated as independent.
     for value, error, freedom in zip(ends.values, ends.errors, ends.freedom, strict=True):
         reach = t_quantile(freedom * (seeds + more - 1) / (seeds - 1), test.confidence, 1)
         product *= float(ndtr(abs(value) / (error * math.sqrt(seeds / (seeds + more))) - reach))

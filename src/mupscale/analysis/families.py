@@ -183,6 +183,7 @@ def analyse(
         if rate := _rate(cell):
             located[cell.rule].append((cell, rate))
     rules = tuple(located)
+    # One table for the whole study: every rule's cells help to estimate the effects of seeds.
     table = seed_table([rate for pairs in located.values() for _, rate in pairs])
     transfers = tuple(_transfer(rule, located[rule], table, confidence) for rule in rules)
     losses = seed_table([loss for cell in cells if (loss := _loss(cell))])
@@ -214,6 +215,8 @@ def _cells(
     more.
     """
     alone = [_cell(key, runs, parameters, confidence, None) for key, runs in grouped.items()]
+    # The fits alone give each seed's optimum, from which the spread is estimated; the second fit
+    # only changes errors and intervals.
     spread = pooled_spread([one for one in map(_rate, alone) if one is not None])
     if spread is None:
         return alone
@@ -295,6 +298,7 @@ def _transfer(
     weights = drift_weights(members)
     located = [rate for _, rate in known]
     count = len(located)
+    # ddof 0, as in the paper's tables: these members are the family, not a sample of one.
     variance = float(np.var([rate.value for rate in located]))
     noise, freedom = member_noise(located, table)
     return RuleTransfer(
@@ -303,7 +307,7 @@ def _transfer(
         contrast(located, [1 / count] * count, table, confidence),
         spread_of_members(variance, count, noise, freedom, confidence),
         variance,
-        noise * (1 - 1 / count),
+        noise * (1 - 1 / count),  # the mean is fitted, which takes this share of the noise
         None if weights is None else contrast(located, weights, table, confidence),
         _regrets(known, table, confidence),
     )
@@ -320,6 +324,7 @@ def drift_weights(members: Sequence[Member]) -> list[float] | None:
         not member.position for member in members
     ):
         return None
+    # The least-squares slope is Σ (x − x̄)·y / Σ (x − x̄)²: linear in y, so a contrast.
     places = np.log2([member.position or 1.0 for member in members])
     centred = places - places.mean()
     return [float(weight) for weight in centred / (centred @ centred)]
@@ -425,6 +430,8 @@ def _given_up(own: Estimate, first: RuleTransfer, second: RuleTransfer) -> Estim
     losses = [[one.loss for one in rule.regrets] for rule in (first, second)]
     if not own.bounded or not all(loss.bounded for of_rule in losses for loss in of_rule):
         return Estimate(value, -math.inf, math.inf, 0)
+    # Losses at the optimum and regrets come from different parts of a fit (level and position), so
+    # their errors are added as independent ones.
     half = (own.high - own.low) / 2
     down, up = (
         [[(loss.value - loss.low) / count for loss in of_rule] for of_rule in losses],
@@ -446,6 +453,8 @@ def _drifts(
         own = drift_weights([cell.member for cell, _ in pairs])
         if own is None or rule.drift is None:
             return None
+        # |drift| is not linear in the cells. With the sign of each drift fixed it is, and then the
+        # common effects of seeds cancel as in any contrast.
         direction = math.copysign(1.0, rule.drift.value)
         weights += [sign * direction * weight for weight in own]
     return contrast([rate for pairs in known for _, rate in pairs], weights, table, confidence)
