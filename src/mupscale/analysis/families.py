@@ -307,7 +307,7 @@ def _transfer(
         contrast(located, [1 / count] * count, table, confidence),
         spread_of_members(variance, count, noise, freedom, confidence),
         variance,
-        noise * (1 - 1 / count),  # the mean is fitted, which takes this share of the noise
+        noise * (1 - 1 / count),  # fitting the mean leaves this share of the noise
         None if weights is None else contrast(located, weights, table, confidence),
         _regrets(known, table, confidence),
     )
