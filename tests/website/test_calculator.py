@@ -208,7 +208,10 @@ def fill(page, setting: Setting) -> None:
 
 def table(page) -> dict[str, list[tuple[float, str]]]:
     """For each weight, its five numbers: in full, and as shown."""
-    read = "rows => rows.map(row => [...row.querySelectorAll('data')].map(one => [Number(one.value), one.textContent]))"
+    read = (
+        "rows => rows.map(row => [...row.querySelectorAll('data')]"
+        ".map(one => [Number(one.value), one.textContent]))"
+    )
     cells = page.locator("#calculator-results tr").evaluate_all(read)
     return dict(zip(formulas.UNITS, cells, strict=True))
 
