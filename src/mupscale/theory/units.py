@@ -175,9 +175,10 @@ class KeyValue(Unit):
         super().__post_init__()
         whole, parts = cast(Expr, self.inner), self.r
         if whole.is_Integer and parts.is_Integer and whole % parts:
-            few = ", ".join(map(str, sympy.divisors(whole)[:6]))
+            divisors = [str(divisor) for divisor in sympy.divisors(whole)]
+            few = ", ".join([*divisors[:6], *(["…"] if len(divisors) > 6 else [])])
             raise DimensionError(
-                f"r={parts} does not divide heads × head_dim = {whole}. Choose a divisor: {few}, …"
+                f"r={parts} does not divide heads × head_dim = {whole}. Choose a divisor: {few}."
             )
 
     def shape(self) -> tuple[Expr, Expr]:
