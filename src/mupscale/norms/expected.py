@@ -70,6 +70,7 @@ def rms_operator_norm(
     """
     if not isinstance(distribution, Tensor) and distribution == "gaussian" and p == 2:
         _check_samples(samples)
+        # In float64: the sum of a million squares in half precision would lose most of its digits.
         frobenius = float(torch.linalg.vector_norm(_checked_matrix(A), dtype=torch.float64))
         return NormEstimate(frobenius / math.sqrt(A.shape[1]), 0.0, samples)
     ratios = _ratios(A, distribution, p, samples, generator)
@@ -140,6 +141,7 @@ def _draw(name: str, samples: int, A: Tensor, generator: torch.Generator) -> Ten
         return X.uniform_(-1, 1, generator=generator)
     if name == "rademacher":
         return X.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+    # One-hot inputs pick columns of A, as tokens pick rows of an embedding.
     columns = torch.randint(A.shape[1], (samples, 1), generator=generator, device=A.device)
     return X.zero_().scatter_(1, columns, 1.0)
 

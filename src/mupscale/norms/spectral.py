@@ -118,11 +118,14 @@ def _usable_start(start: Tensor | None, W: Tensor) -> Tensor | None:
 
 
 def _choose(method: Method, W: Tensor, rtol: float) -> Method:
+    # A Gram matrix squares the singular values, and its rounding errors add up over the sum: below
+    # about 100 epsilons the norm that it gives is noise.
     if rtol < 100 * torch.finfo(W.dtype).eps:
         return "exact"
     if method != "auto":
         return method
     rows, columns = W.shape[-2:]
+    # Here LAPACK's SVD takes microseconds, less than the calls that the other methods need.
     if min(rows, columns) <= 16 or rows * columns <= 2048:
         return "exact"
     return "auto" if min(rows, columns) <= SQUARED_UP_TO else "power"
@@ -136,6 +139,8 @@ def _norm(
     generator: torch.Generator | None,
     index: tuple[int, ...] = (),
 ) -> _Found:
+    # The common case first: looking for NaN, infinity or an awkward scale before every norm would
+    # read the matrix once more. A failed attempt is the sign that one of them is there.
     found = _attempt(W, method, rtol, start, generator)
     if found is not None:
         return found
@@ -161,7 +166,7 @@ def _attempt(
         found = block_power(W, _mixed(start, W, generator), rtol, generator)
         if found is None or found[1] <= rtol:
             return found and _Found(*found, method)
-        start = found[2]
+        start = found[2]  # not certified, but the best start there is
     if method == "auto" and start is not None and min(W.shape) > _WORTH_A_TRY:
         found = by_trace(W, _mixed(start, W, generator or _own_generator(W)), rtol)
         if found is not None:
@@ -180,6 +185,7 @@ def _exact(W: Tensor, start: Tensor | None) -> _Found | None:
 def _gram(W: Tensor, rtol: float, start: Tensor | None) -> _Found | None:
     G = gram_matrix(W)
     trace = float(G.trace())
+    # Outside these bounds a square has overflowed or underflowed; `_norm` rescales and tries again.
     if not SAFE_MIN < trace < SAFE_MAX:
         return None
     norm, error, power = root_of_top(G, trace, rtol)
@@ -194,6 +200,7 @@ def _mixed(start: Tensor | None, W: Tensor, generator: torch.Generator) -> Tenso
     The last is always random: a start may lie in the null space of W.
     """
     wanted = min(ROWS, W.shape[1])
+    # One row fewer than wanted, which leaves room for the random one.
     before = W[:0] if start is None else start[: wanted - 1]
     lengths = torch.linalg.vector_norm(before, dim=1)
     before = before[(lengths > 0) & (lengths < math.inf)]
