@@ -13,7 +13,7 @@ from mupscale.theory import FIELDS, LABELS, Decay, Rule, Scaling
 from mupscale.theory.formulas import Expr, inline, symbol, tidy
 
 HEAD = (
-    *("role", "parameters", "out × in", "r"),
+    *("role", "parameters", "shape", "r"),
     *("init std", "multiplier", "lr", "decay", "eps", "why"),
 )
 
