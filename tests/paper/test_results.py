@@ -46,6 +46,12 @@ def test_records_belong_to_the_study_of_their_name_and_are_whole(name: str) -> N
     assert {trial.status for trial in snapshot.trials} <= {"finished", "diverged"}
 
 
+@pytest.fixture
+def without_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Optuna is not installed: copies of large studies need no mirror here."""
+    monkeypatch.setattr("mupscale.studies.study._Driver._mirrored", lambda self: None)
+
+
 class Refusing(Local):
     """No run is missing, so that none is asked for."""
 
@@ -53,6 +59,7 @@ class Refusing(Local):
         raise AssertionError(f"{function} is run again")
 
 
+@pytest.mark.usefixtures("without_database")
 @pytest.mark.parametrize(
     ("name", "scale", "folder"),
     [
@@ -103,6 +110,7 @@ def test_a_recorded_run_comes_out_again(name: str, tmp_path: Path) -> None:
         assert again["loss"] == pytest.approx(trial.loss, abs=5e-3)
 
 
+@pytest.mark.usefixtures("without_database")
 def test_one_command_reads_and_analyses_the_study_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -123,6 +131,7 @@ def test_one_command_reads_and_analyses_the_study_once(
         if name.startswith("mupscale.") and getattr(module, "analyse", None) is analyse:
             monkeypatch.setattr(module, "analyse", counted_analyse)
     monkeypatch.setattr(Ledger, "read", staticmethod(counted_read))
+    monkeypatch.setattr(Sweep, "cost", lambda *_: None)  # it times real steps
     assert main(["paper", "muon", "--output", str(tmp_path / "muon"), "--workers", "0"]) == 0
     assert analyses == [162]
     assert len(reads) <= 3

@@ -158,7 +158,9 @@ class TestFusedAgainstSeparate:
 
 def test_fused_rows_cannot_have_an_l2_decay_of_their_own():
     model = Fusable(64, 8, 2, fused=True)
-    with pytest.raises(NotExactError, match="would need a different decay, which one matrix cannot have"):
+    with pytest.raises(
+        NotExactError, match="would need a different decay, which one matrix cannot have"
+    ):
         mu.plan(model, base=Fusable(32, 4, 4, fused=True), optimizer="adam")
     assert mu.plan(model, base=Fusable(32, 4, 1, fused=True), optimizer="adam").hooks == ()
 

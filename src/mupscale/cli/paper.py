@@ -145,6 +145,7 @@ def _command(name: str, shows: str) -> Callable[..., int]:
         as_json: Json = False,
     ) -> int:
         from mupscale.engines import Local
+        from mupscale.engines.local import usable_cores
         from mupscale.paper.experiment import Execution
 
         chosen = experiment_named(name)
@@ -152,7 +153,7 @@ def _command(name: str, shows: str) -> Callable[..., int]:
             return _print_dry_run(chosen, scale, as_json)
         engine = None if workers is None else Local(workers)
         folder = output or chosen.folder(scale)
-        cost = chosen.cost(scale, workers or _cores())
+        cost = chosen.cost(scale, workers or usable_cores())
         if cost is not None:
             remark(f"{name} at scale {scale}: {cost}, in {folder}")
         with bar(name, total=cost.runs if cost else 1) as report:
@@ -184,12 +185,6 @@ def _command(name: str, shows: str) -> Callable[..., int]:
 for _name, _shows in EXPERIMENTS.items():
     if _name != "expected-norms":
         app.command(_command(_name, _shows), name=_name)
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _print_dry_run(chosen: "Experiment", scale: Scale, as_json: bool) -> int:

@@ -139,9 +139,7 @@ def training_operations(model: GPTConfig, sequence: int, tokens: float) -> float
 def step_seconds(work: Sequence[Work]) -> list[float]:
     """Seconds of a step for each, on one thread of this machine."""
     with _one_thread():
-        timed = {
-            one.operations: _timed(one) for one in _spread([one for one in work if one.is_small])
-        }
+        timed = _timed(_spread([one for one in work if one.is_small]))
         places = dict.fromkeys(_place(one.config) for one in work if not one.is_small)
         rates = {place: _product_rate(*place) * UTILISATION[place[0]] for place in places}
     return [
@@ -171,12 +169,18 @@ def interpolated(timed: Mapping[float, float], operations: float) -> float:
     )
 
 
-def _timed(work: Work) -> float:
-    if not work.config.optimizer.name.startswith("muon"):
-        return timed_step(work)
-    return run_jobs(timed_step, {"a timed step of Muon": work}, engine=Local(workers=1))[
-        "a timed step of Muon"
-    ]
+def _timed(work: Sequence[Work]) -> dict[float, float]:
+    """Seconds of a step by its operations."""
+    # Muon's bfloat16 products kill the process on some virtual machines: a worker's death is an
+    # error with a message, ours is not.
+    jobs = {
+        f"a step of Muon, {one.operations:g} operations": one
+        for one in work
+        if one.config.optimizer.name.startswith("muon")
+    }
+    seconds = run_jobs(timed_step, jobs, engine=Local(workers=1))
+    ours = {one.operations: timed_step(one) for one in work if one not in jobs.values()}
+    return ours | {one.operations: seconds[job] for job, one in jobs.items()}
 
 
 def timed_step(work: Work) -> float:
