@@ -99,3 +99,5 @@ def test_the_larger_is_decided_by_what_r_can_be():
     assert larger(n / r, n) == n
     assert larger(n, n / r) == n
     assert larger(inner, n) == sympy.Max(inner, n)
+    between = sympy.Rational(3, 2)  # r may be 1 or 2, so neither is always the larger
+    assert larger(r, between) == sympy.Max(r, between)
