@@ -488,6 +488,18 @@ class TestShowing:
         assert "mult." not in str(self.plan)
         assert "multiplier" in self.plan.to_markdown()
 
+    def test_a_start_that_is_not_drawn_is_shown_as_set_and_others_as_a_factor(self):
+        head, _, *rows = (
+            [cell.strip() for cell in line.strip("|").split("|")]
+            for line in self.plan.to_markdown().splitlines()
+            if line.startswith("|")
+        )
+        starts = {row[0]: row[head.index("init std")] for row in rows}
+        assert {role for role, start in starts.items() if start == "set"} == {"gain"}
+        roles = by_role(self.plan)
+        for role in starts.keys() - {"gain"}:
+            assert starts[role] == f"{roles[role].init_std:.4g}"
+
     def test_markdown_is_a_table_whose_stars_are_not_emphasis(self):
         lines = [line for line in self.plan.to_markdown().splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in lines}) == 1
