@@ -100,6 +100,21 @@ class TestFlags:
     def test_a_minimum_beyond_what_was_tried(self):
         assert "edge" in fit_surface(GRID, list(surface(GRID, (-1.0, -2.0)))).flags
 
+    @pytest.mark.parametrize("at", [(-3.9, -2.0), (-8.1, -2.0), (-6.0, 2.1), (-6.0, -6.1)])
+    def test_each_axis_has_an_edge_of_its_own(self, at):
+        """lr ends at -4, where decay, up to 2, still has room; and so at the lower ends."""
+        found = fit_surface(GRID, list(surface(GRID, at)))
+        assert "edge" in found.flags
+        assert [one.value for one in found.found.values()] == pytest.approx(at, abs=1e-3)
+
+    def test_no_fit_is_trusted_far_outside_of_its_own_axis(self):
+        """A quarter of the range of lr is 1 octave; that of decay, 2, would still allow -2.5."""
+        near = fit_surface(GRID, list(surface(GRID, (-3.1, -2.0))))
+        assert near.found["lr"].value == pytest.approx(-3.1, abs=1e-3)
+        far = fit_surface(GRID, list(surface(GRID, (-2.5, -2.0))))
+        assert -8 <= far.found["lr"].value <= -4
+        assert not far.found["lr"].bounded
+
     def test_no_minimum_at_all(self):
         offsets = np.asarray(GRID) - [-6, -2]
         assert {"saddle", "edge"} & set(
