@@ -71,7 +71,7 @@ def curves(
     seeds: int = 3,
     noise: float = 0.003,
 ) -> list[Measurement]:
-    """Parabolas in log2 lr. The optimum is at -6, and moves by `drift` a doubling of the width
+    """Parabolas in log2 lr. The optimum is at -6, and moves by `drift` per doubling of the width
     under the first rule.
     """
     random = np.random.default_rng(0)
