@@ -38,8 +38,9 @@ def unit_for(role: Role, *, in_block: bool, output: bool = False) -> Unit:
 @cache
 def fused_unit(*, in_block: bool) -> Fused:
     """Q, K and V in one matrix."""
-    query, shared = Dense("inner", "n"), unit_for("key", in_block=in_block)
-    return Fused(Residual(query, "L", output=False) if in_block else query, shared, shared)
+    query = Dense("inner", "n")
+    key, value = unit_for("key", in_block=in_block), unit_for("value", in_block=in_block)
+    return Fused(Residual(query, "L", output=False) if in_block else query, key, value)
 
 
 @lru_cache(maxsize=512)
