@@ -94,7 +94,8 @@ def assumptions(
 ) -> list[str]:
     """What the key/value factors rest on, one sentence per distinct factor, with its roles."""
     found: dict[str, dict[str, None]] = {}
-    for p in parameters:
+    alike = {(p.role, p.optimizer, *p.target.items(), *p.base.items()): p for p in parameters}
+    for p in alike.values():  # layers say the same
         for role, scaling in _shared(p, rule, decay):
             words = _assumption(scaling, p, reference_r)
             if words:
