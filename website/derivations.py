@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from latex2mathml.converter import convert
 
-from mupscale.theory import OPTIMIZERS, Scaling, derive, parameterization
+from mupscale.theory import OPTIMIZERS, RULES, Scaling, derive, parameterization
 from mupscale.theory.units import NAMED
 
 HEAD = """# Derivations
@@ -46,7 +46,10 @@ def _units() -> Iterator[str]:
 
 
 def _others() -> Iterator[str]:
-    """Keys and values, where optimizers differ most."""
+    """Keys and values, where assumptions and optimizers differ most."""
+    yield "\n## Keys and values, with one norm for initial matrix and update\n"
+    yield "`mupscale derive kv --kv-factor rms --show-steps`, under AdamW.\n"
+    yield from _shown(derive("kv", rule=RULES["gqa-mup"].with_(kv_factor="rms")))
     yield "\n## Keys and values, under other optimizers\n"
     for name in OPTIMIZERS:
         if name != "adamw":

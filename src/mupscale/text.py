@@ -3,6 +3,7 @@
 Everything here returns or prints plain text. rich is imported when used.
 """
 
+import re
 import shutil
 import sys
 import textwrap
@@ -20,6 +21,7 @@ DEFAULT_COLUMNS = 100
 """Where the output is not a terminal and COLUMNS is not set."""
 
 _GAP = 2
+_SUM = re.compile(r"\(([^\s()]+) \+ ([^\s()]+)\)")
 _COLOURS = {
     "green": r"\b(pass|passes|passed|agrees|finished|still)\b",
     "red": r"\b(fail|fails|failed|disagrees|diverged|error)\b",
@@ -38,16 +40,17 @@ def wrapped(
     """One paragraph at the terminal's width, or at `columns`; `hanging` indents the lines after the
     first.
 
-    Words are never broken, so that a path or a command can be copied.
+    Words are never broken, so that a path or a command can be copied; nor are short sums: (1 + √r).
     """
-    return textwrap.fill(
-        text,
+    filled = textwrap.fill(
+        _SUM.sub("(\\1\N{NO-BREAK SPACE}+\N{NO-BREAK SPACE}\\2)", text),
         terminal_columns() if columns is None else columns,
         initial_indent=indent,
         subsequent_indent=indent if hanging is None else hanging,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return filled.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def text_table(

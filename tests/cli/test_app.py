@@ -80,6 +80,9 @@ def test_derive_shows_the_steps_when_asked(capsys):
     [
         (["--rule", "mup"], RULES["mup"]),
         (["--kv-factor", "sqrt(r)"], RULES["gqa-mup"].with_(kv_factor="sqrt(r)")),
+        (["--kv-factor", "rms"], RULES["gqa-mup"].with_(kv_factor="rms")),
+        (["--kv-part", "keys"], RULES["gqa-mup"].with_(kv_part="keys")),
+        (["--kv-part", "values"], RULES["gqa-mup"].with_(kv_part="values")),
         (["--width", "none"], RULES["gqa-mup"].with_(width="none")),
         (["--width", "init"], RULES["gqa-mup"].with_(width="init")),
         (["--decay-scaling", "none"], RULES["gqa-mup"].with_(decay="none")),
@@ -87,10 +90,17 @@ def test_derive_shows_the_steps_when_asked(capsys):
     ],
 )
 def test_every_choice_of_a_rule_has_a_flag(flags, rule, capsys):
-    _, out, _ = run(capsys, "derive", "kv", *flags, "--json")
-    assert {field: json.loads(out)[field] for field in FIELDS} == {
-        field: str(value) for field, value in derive("kv", rule=rule).expressions.items()
-    }
+    for unit in ("k", "v"):
+        _, out, _ = run(capsys, "derive", unit, *flags, "--json")
+        assert {field: json.loads(out)[field] for field in FIELDS} == {
+            field: str(value) for field, value in derive(unit, rule=rule).expressions.items()
+        }
+
+
+def test_a_part_that_does_not_exist_is_named(capsys):
+    status, _, err = run(capsys, "derive", "k", "--kv-part", "key")
+    assert status == 2
+    assert '"both", "keys", "values"' in err
 
 
 def test_derive_puts_numbers_in(capsys):

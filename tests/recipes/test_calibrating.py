@@ -1,5 +1,6 @@
 """Calibration of a proxy whose answers are known, and the rule that comes of it."""
 
+import dataclasses
 import json
 import math
 import sys
@@ -10,8 +11,14 @@ import torch
 import mupscale as mu
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import GPT, GPTConfig
-from mupscale.recipes.calibrating import answers, calibrated_rule, calibration, log2_factor
-from mupscale.studies import StudyConfig
+from mupscale.recipes.calibrating import (
+    answers,
+    calibrated_rule,
+    calibration,
+    factored,
+    log2_factor,
+)
+from mupscale.studies import Study, StudyConfig
 from mupscale.theory import Rule, read_rule, rule_named
 from mupscale.theory.rule_files import CalibrationEvidence, exponent_formula, write_rule
 from tests.odd.copying import HERE
@@ -148,6 +155,13 @@ class TestRuleFiles:
         run = config.run_config(config.cells()[1], {"lr": 0.1}, 1)
         assert run.rule.kv_factor == "((1 + sqrt(r))/2)**0.4"
 
+    def test_a_rule_for_keys_alone_is_read_as_it_was_written(self, tmp_path):
+        for rule in (RULE, dataclasses.replace(RULE, kv_part="keys")):
+            write_rule(tmp_path / "rule.json", rule, EVIDENCE)
+            assert read_rule(tmp_path / "rule.json").kv_part == rule.kv_part
+            stated = "kv_part" in json.loads((tmp_path / "rule.json").read_text())
+            assert stated == (rule is not RULE)
+
     def test_another_factor_drops_the_reason(self):
         rule = Rule("calibrated", kv_factor="r", evidence="measured")
         assert rule.with_(kv_factor="hidden").evidence is None
@@ -160,6 +174,7 @@ class TestRuleFiles:
             ({"format": "mupscale plan"}, "not a rule"),
             ({"version": 9}, "version 9"),
             ({"depht": "none"}, "Did you mean 'depth'"),
+            ({"kv_part": "kays"}, "Did you mean 'keys'"),
             ({"evidence": None}, "no evidence"),
             ({"evidence": {"gamma": 3.0}}, "the range that was swept"),
             ({"evidence": {"low": 0.5}}, "outside its own interval"),
@@ -190,6 +205,20 @@ class TestRuleFiles:
             rule_named(str(tmp_path / "none.json"))
         with pytest.raises(UnknownNameError, match=r"FILE\.json"):
             rule_named("calibrated")
+
+
+def test_one_norm_is_a_factor_of_1():
+    assert log2_factor(Rule("mine", kv_factor="rms"), 12, base_r=3) == 0
+
+
+def test_factors_on_different_heads_are_not_one_calibration(tmp_path):
+    rules = [{"name": part, "kv_factor": "r", "kv_part": part} for part in ("keys", "values")]
+    study = Study.create(
+        StudyConfig.from_dict({**QUICK, "rules": rules, "vary": {"r": [1, 4]}}), tmp_path / "study"
+    )
+    with pytest.raises(OptionError, match=r"different heads \(kv_part = keys, values\)"):
+        factored([study])
+    assert factored([study], only={study.config.name: ["keys"]}) == []  # nothing has run
 
 
 def test_a_factor_in_more_than_r_cannot_be_read():

@@ -158,13 +158,27 @@ def test_toml_gives_the_same_study_back(tmp_path: Path) -> None:
             vary={"n_kv_heads": [3]},
             variants=[{"name": "a", "model": {"depth": 4}}],
             trainer={"command": ["a", '{lr} "{seed}"'], "environment": {"A": "b c"}},
-            rules=["mup", {"name": "mine", "kv_factor": "hidden"}],
+            rules=[
+                "mup",
+                {"name": "mine", "kv_factor": "hidden"},
+                {"name": "on-keys", "kv_factor": "sqrt(r)", "kv_part": "keys"},
+            ],
         )
     )
     path = tmp_path / "study.toml"
     path.write_text(config.to_toml(), encoding="utf-8")
     assert StudyConfig.load(path) == config
     assert StudyConfig.load(path).identity() == config.identity()
+
+
+def test_a_rule_for_keys_alone_reaches_its_runs() -> None:
+    rules = [{"name": part, "kv_part": part} for part in ("both", "keys")]
+    config = StudyConfig.from_dict(study(rules=rules))
+    runs = [config.run_config(cell, {"lr": 0.1}, 1) for cell in config.cells()]
+    assert [run.rule.kv_part for run in runs] == ["both", "keys"]
+    assert ["kv_part" in run.to_dict()["rule"] for run in runs] == [False, True]
+    with pytest.raises(UnknownNameError, match="Did you mean 'keys'"):
+        StudyConfig.from_dict(study(rules=[{"name": "mine", "kv_part": "keyz"}]))
 
 
 def test_budgets_and_places_do_not_make_it_another_study() -> None:

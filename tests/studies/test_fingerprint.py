@@ -63,6 +63,22 @@ def test_the_settings_without_effect_are_settings() -> None:
     assert set(settings()) >= WITHOUT_EFFECT
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("gqa-mup", "c219531e1b552bc1"),
+        ({"name": "mine", "kv_factor": "sqrt(r)"}, "b67e666ac3cd1f75"),
+    ],
+)
+def test_fingerprints_stay_as_older_studies_recorded_them(rule: Any, expected: str) -> None:
+    """A new choice of a rule is left out where it has its default."""
+    tables = {"model": {"name": "cpu_32_r2"}, "length": {"steps": 4, "batch": 2}}
+    config = RunConfig.from_dict({**tables, "rule": rule})
+    assert fingerprint_of(assigned(ROOT, None, config=config)) == expected
+    on_keys = RunConfig.from_dict({**tables, "rule": {"name": "mine", "kv_part": "keys"}})
+    assert fingerprint_of(assigned(ROOT, None, config=on_keys)) != expected
+
+
 @pytest.fixture
 def first() -> TrialAssignment:
     return assigned(ROOT, COMMAND, plan=PLAN)

@@ -90,8 +90,10 @@ class RuleFlags:
     "The scaling rule: sp, mup, complete-p, gqa-mup, or a rule.json from mupscale calibrate."
     kv_factor: str | None = None
     """Learning rate of shared key/value heads relative to other hidden matrices: hidden, derived,
-    paper, or a formula in r, n and inner (default: the rule's own).
+    paper, rms, or a formula in r, n and inner (default: the rule's own).
     """
+    kv_part: Literal["both", "keys", "values"] | None = None
+    "What gets that factor: keys, values or both (default: the rule's own)."
     width: Literal["scaled", "init", "none"] | None = None
     """What scales with width: everything (scaled), only the initial standard deviation (init), or
     nothing (none) (default: the rule's own).
@@ -106,6 +108,7 @@ class RuleFlags:
 
         return rule_named(self.rule).with_(
             kv_factor=self.kv_factor,
+            kv_part=self.kv_part,
             width=self.width,
             decay=self.decay_scaling,
             eps=self.eps,

@@ -41,11 +41,10 @@ def _of_sharing(facts: ModelFacts, base: ModelFacts, choices: PlanChoices) -> It
         )
     elif r != base_r:
         measured = "a measurement on another model" if choices.rule.evidence else "a young rule"
-        why = (
-            f"{choices.rule.name} gives keys and values no rate of their own"
-            if choices.rule.kv_factor == "hidden"
-            else f"the rates of keys and values rest on {measured}"
-        )
+        why = {
+            "hidden": f"{choices.rule.name} gives keys and values no rate of their own",
+            "rms": f"{choices.rule.name} treats keys and values as any matrix of their shape",
+        }.get(choices.rule.kv_factor, f"the rates of keys and values rest on {measured}")
         yield f"r differs ({base_r} → {r}): {why}. A base with the same r is safer."
     other_heads = facts.head_dim and base.head_dim and facts.head_dim != base.head_dim
     if other_heads and "attention_multiplier" not in facts.settings:

@@ -299,6 +299,12 @@ class Plan:
     # Showing it
 
     @property
+    def assumptions(self) -> list[str]:
+        """What the factors of repeated key/value heads rest on; empty without such heads."""
+        every = self.parameters.values()
+        return showing.assumptions(every, self.rule, self.decay, self.reference_r)
+
+    @property
     def evidence(self) -> dict[str, str]:
         """How the role of each parameter is known, by template: a name, a forward pass, or you."""
         return {
@@ -310,7 +316,7 @@ class Plan:
         """The derivation of one parameter's values, with its numbers put in."""
         if name not in self.parameters:
             raise UnknownNameError("parameter", name, [*self.parameters][:12], self.parameters)
-        return showing.explain(self.parameters[name], self.rule, self.decay)
+        return showing.explain(self.parameters[name], self.rule, self.decay, self.reference_r)
 
     def diff(self, other: Plan) -> showing.Differences:
         """The differences to another plan: settings first, then values by template."""
@@ -348,7 +354,8 @@ class Plan:
         hooked = f", {len(self.hooks)} hooks" if self.hooks else ""
         evidence = [f"{self.rule}: {self.rule.evidence}"] if self.rule.evidence else []
         warned = [f"warning: {warning}" for warning in self.warnings]
-        return ["", f"{len(self.parameters)} parameters{hooked}", *evidence, *warned]
+        notes = [f"note: {note}" for note in self.assumptions]
+        return ["", f"{len(self.parameters)} parameters{hooked}", *notes, *evidence, *warned]
 
     # As a file
 

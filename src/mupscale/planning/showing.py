@@ -89,6 +89,44 @@ def scaling_of(parameter: PlannedParameter, rule: Rule, decay: Decay) -> Scaling
     return scaling_for(unit, parameter.optimizer, rule, decay)
 
 
+def assumptions(
+    parameters: Iterable[PlannedParameter], rule: Rule, decay: Decay, reference_r: int | None
+) -> list[str]:
+    """What the key/value factors rest on, one sentence per distinct factor, with its roles."""
+    found: dict[str, dict[str, None]] = {}
+    alike = {(p.role, p.optimizer, *p.target.items(), *p.base.items()): p for p in parameters}
+    for p in alike.values():  # layers say the same
+        for role, scaling in _shared(p, rule, decay):
+            words = _assumption(scaling, p, reference_r)
+            if words:
+                found.setdefault(words, {})[role] = None
+    return [f"{', '.join(roles)}: {words}" for words, roles in found.items()]
+
+
+def _shared(p: PlannedParameter, rule: Rule, decay: Decay) -> Iterable[tuple[str, Scaling]]:
+    """Its keys and values, alone or as rows."""
+    roles = [block.role for block in p.rows] or [p.role]
+    shared = [role for role in roles if role in ("key", "value")]
+    units = {role: unit_for(role, in_block="L" in p.target) for role in shared}
+    return [(role, scaling_for(unit, p.optimizer, rule, decay)) for role, unit in units.items()]
+
+
+def _assumption(scaling: Scaling, p: PlannedParameter, reference_r: int | None) -> str:
+    """Empty without repeated heads, and where a factor of 1 meets a base with the same r."""
+    given, there = scaling.assumption, dict(p.base)
+    if reference_r is not None:
+        there["r"] = reference_r
+    same_r = p.target["r"] == there["r"]
+    if given is None or (same_r and (there["r"] == 1 or given.factor == 1)):
+        return ""
+    here, base = (
+        given.factor.subs({symbol(name): value for name, value in sizes.items()})
+        for sizes in (p.target, there)
+    )
+    cancels = "; the base has the same factor, so it cancels" if here == base != 1 else ""
+    return given.text(lambda formula: _readable(formula, p)) + cancels
+
+
 def text(table: list[tuple[str, ...]]) -> str:
     """The table at the terminal's width, without columns that say the same in every row."""
     dull = {"r": "", "multiplier": "1"}
@@ -103,7 +141,7 @@ def markdown(table: list[tuple[str, ...]]) -> str:
     return markdown_table(HEAD, [[cell.replace("*", "\\*") for cell in row] for row in table])
 
 
-def explain(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:
+def explain(parameter: PlannedParameter, rule: Rule, decay: Decay, reference_r: int | None) -> str:
     """The derivation of one parameter's values, step by step, with its numbers put in."""
     scaling = scaling_of(parameter, rule, decay)
     here, there = (
@@ -123,8 +161,8 @@ def explain(parameter: PlannedParameter, rule: Rule, decay: Decay) -> str:
         value = _with_numbers(getattr(scaling, name), parameter)
         lines.append(wrapped(f"{LABELS[name]:<14} {value}", "  ", " " * 17))
     lines += _consequences(parameter)
-    for caveat in scaling.caveats:
-        lines += ["", wrapped(f"note: {caveat}", "  ", " " * 8)]
+    for note in (*scaling.caveats, *assumptions([parameter], rule, decay, reference_r)):
+        lines += ["", wrapped(f"note: {note}", "  ", " " * 8)]
     for k, step in enumerate(scaling.steps, start=1):
         standing = "" if step.standing == "derived" else f"  ({step.standing})"
         value = _with_numbers(step.value, parameter)

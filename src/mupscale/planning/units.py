@@ -1,5 +1,6 @@
 """What a parameter is to the theory: its unit in symbols, and the numbers to put in."""
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache, lru_cache
 
@@ -38,13 +39,20 @@ def unit_for(role: Role, *, in_block: bool, output: bool = False) -> Unit:
 @cache
 def fused_unit(*, in_block: bool) -> Fused:
     """Q, K and V in one matrix."""
-    query, shared = Dense("inner", "n"), unit_for("key", in_block=in_block)
-    return Fused(Residual(query, "L", output=False) if in_block else query, shared, shared)
+    query = Dense("inner", "n")
+    key, value = unit_for("key", in_block=in_block), unit_for("value", in_block=in_block)
+    return Fused(Residual(query, "L", output=False) if in_block else query, key, value)
 
 
 @lru_cache(maxsize=512)
 def scaling_for(unit: Unit, optimizer: str, rule: Rule, decay: Decay) -> Scaling:
     """The derivation for a unit, made once: to plan, to print the plan and for the next plan."""
+    core = unit.branch if isinstance(unit, Residual) else unit
+    if rule.kv_part == "both" and isinstance(core, KeyValue) and core.part:
+        # Keys and values share one derivation unless the rule treats them differently.
+        core = replace(core, part=None)
+        alike = replace(unit, branch=core) if isinstance(unit, Residual) else core
+        return scaling_for(alike, optimizer, rule, decay)
     return derive(unit, optimizer, rule=rule, decay=decay)
 
 

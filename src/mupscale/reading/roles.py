@@ -78,7 +78,7 @@ TABLES = _roles("embedding", "position")
 _HEADS = _roles("query", "key", "value")
 _ENDS = _roles("attention_output", "branch_output")
 _DENSE = Dense("n_out", "n_in", width="n")
-_KEY_VALUE = KeyValue("n", "r", "inner")
+_KEY, _VALUE = (KeyValue("n", "r", "inner", part) for part in ("key", "value"))
 _LOW_RANK = LowRank("n_out", "n_in", width="n")
 _EXPERT = Expert("n_out", "n_in", width="n", active="active/experts")
 
@@ -87,10 +87,8 @@ ROLE_ROWS: Mapping[Role, RoleRow] = {  # in the order of every table that lists 
     "embedding": RoleRow(Embedding("n"), ("width", None), TABLES),
     "position": RoleRow(Embedding("n"), ("width", None), TABLES),
     "query": RoleRow(_DENSE, ("inner", "width"), _roles("query"), takes_width=True),
-    "key": RoleRow(_KEY_VALUE, ("inner", "width"), _roles("key"), takes_width=True, shared=True),
-    "value": RoleRow(
-        _KEY_VALUE, ("inner", "width"), _roles("value"), takes_width=True, shared=True
-    ),
+    "key": RoleRow(_KEY, ("inner", "width"), _roles("key"), takes_width=True, shared=True),
+    "value": RoleRow(_VALUE, ("inner", "width"), _roles("value"), takes_width=True, shared=True),
     "fused_qkv": RoleRow(
         _DENSE, ("inner", "width"), _HEADS | _roles("fused_qkv"), takes_width=True, shared=True
     ),

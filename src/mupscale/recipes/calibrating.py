@@ -27,7 +27,7 @@ from mupscale.studies import Study, StudyConfig
 from mupscale.studies.measured import measured, member_label
 from mupscale.studies.planning import with_reading
 from mupscale.studies.searching import grid
-from mupscale.theory import Rule
+from mupscale.theory import Rule, derive
 from mupscale.theory.formulas import r as repetitions_symbol
 from mupscale.theory.rule_files import DIGITS, CalibrationEvidence, exponent_formula
 from mupscale.training import lengths
@@ -291,6 +291,12 @@ def factored(
                 here = [run for run in runs if run.rule == name and run.member.label == label]
                 cells.append((variant.shape.r, swept.rule, here))
     base_r = min((r for r, _, _ in cells), default=1)
+    parts = dict.fromkeys(rule.kv_part for r, rule, _ in cells if r != base_r)
+    if len(parts) > 1:
+        raise OptionError(
+            f"the rules put their factor on different heads (kv_part = {', '.join(parts)}). A "
+            "calibration needs one kv_part: leave the other rules out."
+        )
     for r, rule, runs in cells:
         z = 0.0 if r == base_r else log2_factor(rule, r, base_r)
         key = r, round(z, 9)
@@ -306,6 +312,8 @@ def log2_factor(rule: Rule, r: int, base_r: int = 1) -> float:
     2.0
     """
     literal = rule.literal_kv_factor()
+    if rule.kv_factor == "rms":
+        literal = derive("kv", rule=rule).lr / derive("dense", rule=rule).lr
     if literal is None:
         return log2_paper_factor(r, base_r)
     if literal.free_symbols - {repetitions_symbol}:

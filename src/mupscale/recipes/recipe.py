@@ -166,6 +166,7 @@ class Recipe:
             },
             "length": asdict(self.length),
             "plan": [{**asdict(row), "shape": list(row.shape)} for row in self.rows],
+            "assumptions": self.plan.assumptions,
             "hooks": len(self.plan.hooks),
             "evidence": {**finite(asdict(self.evidence)), "share": self.evidence.share},
             "risks": list(self.risks),

@@ -55,6 +55,7 @@ def _sections(recipe: Recipe) -> Iterator[tuple[str, Cells, list[str]]]:
     yield "Training run", [["", ""], *run_table(recipe)], []
     folded = ", ".join(one_line(row.pattern) for row in recipe.rows if row.folded != 1)
     notes = [f"Multipliers of the forward pass are included in: {folded}."] if folded else []
+    notes += [_sentence(assumption) for assumption in recipe.plan.assumptions]
     yield "Values for each parameter", _plan_table(recipe), notes
     yield "How to use it", [["", ""], *_how_to_use(recipe)], []
     if recipe.request:

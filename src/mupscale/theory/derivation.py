@@ -8,6 +8,7 @@ import sympy
 
 from mupscale.errors import NotDerivedError, NotExactError, OptionError, UnknownNameError
 from mupscale.theory import estimates, formulas
+from mupscale.theory.assumptions import Assumption
 from mupscale.theory.formulas import Expr, inline, tidy
 from mupscale.theory.optimizers import DECAYS, Decay, Optimizer, StepSizes, optimizer_named
 from mupscale.theory.rule_files import rule_named
@@ -53,6 +54,21 @@ def derive(
     return _Derivation(unit, optimizer, rule, decay).scaling()
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """Size and step of a stored matrix, and of the dense one that it stands in for."""
+
+    size: Expr
+    step: Expr
+    dense_size: Expr
+    dense_step: Expr
+
+    @property
+    def factor(self) -> Expr:
+        """The rate of the stored matrix over that of the dense one, if steps follow sizes."""
+        return tidy(self.size / self.step / (self.dense_size / self.dense_step))
+
+
 @dataclass
 class _Derivation:
     """The steps for one parameter W that the forward pass multiplies by a.
@@ -70,6 +86,7 @@ class _Derivation:
     def scaling(self) -> Scaling:
         self.core = self.unit.branch if isinstance(self.unit, Residual) else self.unit
         self.reference = self.core.reference()
+        self.kv_rule = self._rule_of_part()
         if self.optimizer.whole_matrix and not self.core.grows_both_ways:
             raise NotDerivedError(
                 f"{self.optimizer} steps whole hidden matrices only; {self.core} is trained by "
@@ -83,7 +100,7 @@ class _Derivation:
         else:
             self.sigma = self._sigma_by_fan_in() if self.rule.width == "init" else _ONE
             rate = self._width_unscaled()
-        rate = self._own_rate(rate)
+        dense_rate, rate = rate, self._own_rate(rate)
         carries_beta = isinstance(self.unit, Residual) and self.unit.output
         return Scaling(
             unit=self.unit,
@@ -96,6 +113,32 @@ class _Derivation:
             weight_decay=self._weight_decay(rate),
             eps=self._epsilon(),
             steps=tuple(self.steps),
+            assumption=self._assumption(tidy(rate / dense_rate)),
+        )
+
+    def _rule_of_part(self) -> Rule:
+        """The rule, without its factor where that is for the other one of keys and values."""
+        if self.rule.kv_part == "both" or self.reference == self.core:
+            return self.rule
+        part = self.core.part if isinstance(self.core, KeyValue) else None
+        if part is None:
+            raise OptionError(
+                f"kv_part={self.rule.kv_part!r} treats keys and values differently, and "
+                f"{self.core} does not say which it is. Derive 'k' or 'v', or set part='key' or "
+                "part='value'."
+            )
+        return self.rule.of_part(part)
+
+    def _assumption(self, factor: Expr) -> Assumption | None:
+        if self.reference == self.core:
+            return None
+        return Assumption(
+            rule=self.rule,
+            part=self.core.part if isinstance(self.core, KeyValue) else None,
+            updates=self.optimizer.assumes,
+            factor=factor,
+            two_norms=self._compared("derived").factor,
+            one_norm=self._compared("rms").factor,
         )
 
     def _record(
@@ -204,6 +247,8 @@ class _Derivation:
         )
         if self.core.thin_readout:
             return self._sigma_by_spectral_norm()
+        if self.reference != self.core and self.kv_rule.kv_factor == "rms":
+            return self._sigma_from_rms_to_rms()
         return self._sigma_by_expected_norm()
 
     def _sigma_by_spectral_norm(self) -> Expr:
@@ -233,6 +278,19 @@ class _Derivation:
             self._target() / estimates.repeated(estimates.expected(_ONE, stored), repetitions),
             f"‖W‖_E = E‖Wx‖/‖x‖ = σ√n_out; {why}",
             f"{_PAPER}, eq. 2 and section 3.2",
+        )
+
+    def _sigma_from_rms_to_rms(self) -> Expr:
+        n_out, n_in = self.core.shape()
+        of_unit_entries = estimates.rms_to_rms(estimates.expected(_ONE, n_out), n_out, n_in)
+        target = estimates.rms_to_rms(self._target(), *self.reference.shape())
+        return self._record(
+            "Initial standard deviation, from RMS to RMS",
+            ("σ = ‖W‖_R/√n_in", r"\sigma = \|W\|_R/\sqrt{n_\text{in}}"),
+            target / of_unit_entries,
+            "‖W‖_R = √(n_in/n_out)·‖W‖ turns the spectral condition into ‖W‖_R = 1; over typical "
+            "inputs RMS(Wx)/RMS(x) = σ√n_in, for the stored matrix and the repeated one",
+            "Yang, Simon & Bernstein 2023; Bernstein & Newhouse 2024",
         )
 
     def _initial_std(self) -> Expr:
@@ -274,17 +332,25 @@ class _Derivation:
         """The rate of a unit that is stored smaller than it acts, from that of its reference."""
         if self.reference == self.core:
             return rate
-        factor = self.rule.literal_kv_factor()
+        rule = self.kv_rule
+        factor = rule.literal_kv_factor()
         if factor is not None:
-            evidence = f": {self.rule.evidence}" if self.rule.evidence else ""
+            evidence = f": {rule.evidence}" if rule.evidence else ""
+            reason = (
+                f"the rule sets the factor on the dense rate, kv_factor={rule.kv_factor!r}, "
+                f"instead of deriving it{evidence}"
+            )
+            if rule != self.rule:
+                reason = f"the rule's factor is for {rule.kv_part} only; this keeps the dense rate"
             return self._record(
                 "Learning rate of the repeated matrix",
                 _RATE,
                 rate * factor.subs(self._own_dimensions(), simultaneous=True),
-                f"the rule sets the factor on the dense rate, kv_factor={self.rule.kv_factor!r}, "
-                f"instead of deriving it{evidence}",
+                reason,
                 f"rule {self.rule}",
             )
+        if rule.kv_factor == "rms":
+            return self._rate_from_rms_to_rms(rate)
         own, dense = self._quotients()
         return self._record(
             "Learning rate of the repeated matrix",
@@ -301,30 +367,63 @@ class _Derivation:
         (n_out, n_in), (n_in_effect, _) = self.core.shape(), self.reference.shape()
         return {formulas.n: n_in, formulas.r: n_in_effect / n_out, formulas.inner: n_in_effect}
 
-    def _quotients(self) -> tuple[Expr, Expr]:
-        """Initial size over step, of the stored matrix and of the dense one."""
-        core, values, as_printed = self.core, {}, ""
-        if self.rule.kv_factor == "paper":
+    def _compared(self, kv_factor: str) -> _Compared:
+        """The sizes that steps follow under a derived factor: with "rms", what the spectral
+        condition asks of each matrix; otherwise the spectral norm of each initial matrix.
+        """
+        core, values = self.core, {}
+        if kv_factor == "paper":
             # The paper's formula has n for heads × head_dim: derive it so, then put in our sizes.
             core, values = KeyValue(formulas.n, formulas.r), self._own_dimensions()
-            as_printed = "; as printed, with heads × head_dim = n"
-        size, dense_size = (
-            estimates.bai_yin(self.sigma, *unit.shape()).subs(values, simultaneous=True)
+
+        def size(unit: Unit) -> Expr:
+            if kv_factor == "rms":
+                return estimates.spectral_target(*unit.shape()) / self.own_multiplier
+            return estimates.bai_yin(self.sigma, *unit.shape())
+
+        found = [
+            quantity(unit).subs(values, simultaneous=True)
             for unit in (core, core.reference())
-        )
-        step, dense_step = (
-            self._step(unit).subs(values, simultaneous=True) for unit in (core, core.reference())
+            for quantity in (size, self._step)
+        ]
+        return _Compared(*found)
+
+    def _rate_from_rms_to_rms(self, rate: Expr) -> Expr:
+        """The rate with one norm for initial matrix and update."""
+        compared = self._compared("rms")
+        stored, whole = self.core.shape(), self.reference.shape()
+        repetitions = tidy(whole[0] / stored[0])
+        self._record(
+            "Repetition, from RMS to RMS",
+            ("‖W⊕‖_R/‖W‖_R", r"\|W^\oplus\|_R/\|W\|_R"),
+            estimates.rms_to_rms(estimates.repeated(_ONE, repetitions), *whole)
+            / estimates.rms_to_rms(_ONE, *stored),
+            f"W⊕, W stacked {inline(repetitions)} times, has √{inline(repetitions)} times its "
+            f"spectral norm (lemma 1) and {inline(repetitions)} times its outputs, over which RMS "
+            "averages: the two cancel",
+            f"{_PAPER}, lemma 1",
         )
         self._record(
-            "Initial size of the stored matrix",
-            (
-                "‖W₀‖ = σ(√n_in + √n_out)",
-                r"\|W_0\| = \sigma(\sqrt{n_\text{in}} + \sqrt{n_\text{out}})",
-            ),
-            size,
-            f"it has full rank, so its spectral norm counts, given by Bai–Yin{as_printed}",
-            f"{_PAPER}, eq. 6; Bai & Yin 1993",
+            "Size of the update of the stored matrix",
+            ("‖ΔW‖ = √(n_out/n_in)", r"\|\Delta W\| = \sqrt{n_\text{out}/n_\text{in}}"),
+            compared.size,
+            "one norm for initial matrix and update, ‖ΔW‖_R = 1 as ‖W‖_R = 1, for stored and "
+            "repeated matrix alike: eq. 1, applied to the stored matrix",
+            f"{_PAPER}, eq. 1; Yang, Simon & Bernstein 2023",
         )
+        self._record_stored_step(compared.step)
+        return self._record(
+            "Learning rate of the repeated matrix",
+            (
+                "η = (‖ΔW‖/s)/(‖ΔW_dense‖/s_dense) × η_dense",
+                r"\eta = \frac{\|\Delta W\|/s}{\|\Delta W_d\|/s_d}\,\eta_d",
+            ),
+            rate * compared.factor,
+            "the dense matrix meets the same condition, so only size over step changes the rate",
+            f"{_PAPER}, eq. 1; not its eq. 7",
+        )
+
+    def _record_stored_step(self, step: Expr) -> None:
         by_gradient = self.optimizer.gradient_degree > 0
         shared = "a shared head sums the gradients of its query heads, assumed independent"
         self._record(
@@ -335,10 +434,27 @@ class _Derivation:
             "not in the paper" if by_gradient else self.optimizer.source,
             "extrapolated" if by_gradient else self.optimizer.standing,
         )
+
+    def _quotients(self) -> tuple[Expr, Expr]:
+        """Initial size over step, of the stored matrix and of the dense one."""
+        chosen = self.kv_rule.kv_factor
+        as_printed = "; as printed, with heads × head_dim = n" if chosen == "paper" else ""
+        compared = self._compared(chosen)
+        self._record(
+            "Initial size of the stored matrix",
+            (
+                "‖W₀‖ = σ(√n_in + √n_out)",
+                r"\|W_0\| = \sigma(\sqrt{n_\text{in}} + \sqrt{n_\text{out}})",
+            ),
+            compared.size,
+            f"it has full rank, so its spectral norm counts, given by Bai–Yin{as_printed}",
+            f"{_PAPER}, eq. 6; Bai & Yin 1993",
+        )
+        self._record_stored_step(compared.step)
         dense = self._record(
             "Size over step of the dense matrix",
             ("‖W_dense‖/s_dense", r"\|W_d\|/s_d"),
-            dense_size / dense_step,
+            compared.dense_size / compared.dense_step,
             "the same two estimates for the matrix without repetition; its rate is known, so this "
             "normalizes",
             f"{_PAPER}, section 3.2: 'a factor of two'",
@@ -346,9 +462,9 @@ class _Derivation:
         own = self._record(
             "Size over step of the stored matrix",
             ("‖W₀‖/s", r"\|W_0\|/s"),
-            size / step,
+            compared.size / compared.step,
             "the update must stay as large as the matrix it updates, ‖ΔW‖ = ηs = Θ(‖W₀‖), for any "
-            "number of repetitions",
+            "number of repetitions: in the spectral norm, although the expected norm sized W₀",
             f"{_PAPER}, section 3.2",
         )
         return own, dense
@@ -388,12 +504,11 @@ class _Derivation:
             dense = self.reference.gradient_norm() * scale / self._target()
         else:
             dense = self._gradient_factor()
-        if self.reference == self.core or self.rule.literal_kv_factor() is not None:
+        if self.reference == self.core or self.kv_rule.literal_kv_factor() is not None:
             return dense, "derived"
-        own, full = (
-            unit.gradient_norm() / estimates.bai_yin(_ONE, *unit.shape())
-            for unit in (self.core, self.reference)
-        )
+        compared = self._compared("rms" if self.kv_rule.kv_factor == "rms" else "derived")
+        own = self.core.gradient_norm() / compared.size
+        full = self.reference.gradient_norm() / compared.dense_size
         # The size of a shared head's gradient is extrapolated. Under SGD the rate has used it
         # already, and its step is marked there.
         first_use = self.optimizer.gradient_degree == 0

@@ -38,6 +38,18 @@ def bai_yin_thin(sigma: Expr, n_in: Expr) -> Expr:
     return sigma * sympy.sqrt(n_in)
 
 
+def rms_to_rms(norm: Expr, n_out: Expr, n_in: Expr) -> Expr:
+    """The same norm with RMS in place of length on both sides, max RMS(Wx)/RMS(x): × √(n_in/n_out).
+
+    Repetition does not change it: √r times the norm, r times the outputs.
+
+    >>> from mupscale.theory.formulas import n, r
+    >>> rms_to_rms(repeated(sympy.Integer(1), r), n, n) / rms_to_rms(sympy.Integer(1), n / r, n)
+    1
+    """
+    return tidy(norm * sympy.sqrt(n_in / n_out))
+
+
 def coherent(n_out: Expr, n_in: Expr) -> Expr:
     """Spectral norm of a matrix of unit entries whose signs have rank one: √(n_out·n_in), exactly.
 

@@ -54,6 +54,10 @@ class Optimizer:
     weight_degree: int = 0
     constant: Expr = 1
     standing: Standing = "derived"
+    assumes: str = "updates"
+    """The updates as `step` takes them to be, such as "coherent updates": what a key/value factor
+    rests on.
+    """
     caveat: str = ""
     elementwise: bool = True
     """The step of a row does not depend on the other rows, so the rows of one matrix can have
@@ -138,11 +142,13 @@ _COHERENT = (
     "every entry of the step has size 1, and the step is coherent (of rank one in the limit), "
     "not noise"
 )
+_COHERENT_UPDATES = "coherent updates"
 _ADAMW = Optimizer(
     "adamw",
     _sign,
     _COHERENT,
     "GQA-μP, appendix A.1 (Kingma & Ba 2015); coherent, not Bai–Yin as printed there",
+    assumes=_COHERENT_UPDATES,
     epsilon="entry",
     torch_class="torch.optim.AdamW",
     settings={"fused": True},
@@ -156,6 +162,7 @@ _SGD = Optimizer(
     "Yang, Simon & Bernstein 2023",
     decay="l2",
     gradient_degree=1,
+    assumes="independent gradients of the query heads, and updates",
     torch_class="torch.optim.SGD",
 )
 _ADAFACTOR = Optimizer(
@@ -165,6 +172,7 @@ _ADAFACTOR = Optimizer(
     "Shazeer & Stern 2018, as in torch.optim.Adafactor",
     epsilon="entry",
     weight_degree=1,
+    assumes=_COHERENT_UPDATES,
     caveat="inexact where the cap 1/√t on the rate or the floor 1e-3 on RMS(W) binds",
     elementwise=False,
     not_exact="its step is proportional to RMS(W), which has a floor (1e-3 in torch) that does not "
@@ -192,6 +200,7 @@ _SHAMPOO = Optimizer(
     "Gupta, Koren & Singer 2018, without accumulation; not in the paper",
     epsilon="norm_squared",
     standing="extrapolated",
+    assumes="orthogonal updates",
     elementwise=False,
     whole_matrix=True,
     eps=1e-12,
@@ -207,10 +216,17 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             _sign,
             _COHERENT,
             "Chen et al. 2023: the sign of an average of gradients",
+            assumes=_COHERENT_UPDATES,
             torch_class="mupscale.optim.Lion",
             betas=(0.9, 0.99),
         ),
-        Optimizer("signsgd", _sign, _COHERENT, "Bernstein et al. 2018: the sign of the gradient"),
+        Optimizer(
+            "signsgd",
+            _sign,
+            _COHERENT,
+            "Bernstein et al. 2018: the sign of the gradient",
+            assumes=_COHERENT_UPDATES,
+        ),
         _SGD,
         replace(
             _SGD,

@@ -148,7 +148,7 @@ def _rule(content: Any) -> Rule:
     evidence = _evidence(fields.pop("evidence", None))
     choices = fields
     known = [field.name for field in dataclasses.fields(Rule) if field.name != "evidence"]
-    _check_fields("rule", choices, known)
+    _check_fields("rule", {"kv_part": "both"} | choices, known)
     if choices["kv_factor"] != exponent_formula(evidence.gamma):
         raise OptionError(
             f"kv_factor = {choices['kv_factor']!r} does not match gamma = {evidence.gamma:g}: the "

@@ -12,9 +12,14 @@ from mupscale.theory.formulas import Expr
 
 Scaled = Literal["scaled", "none"]
 Width = Literal["scaled", "init", "none"]
+Parts = Literal["both", "keys", "values"]
+
+DERIVED = ("derived", "paper", "rms")
+"""Key/value factors that follow from a derivation; every other one is set."""
 
 _SETTINGS: Mapping[str, Sequence[str]] = {
     "width": get_args(Width),
+    "kv_part": get_args(Parts),
     "decay": get_args(Scaled),
     "eps": get_args(Scaled),
 }
@@ -28,12 +33,15 @@ class Rule:
                the fan-in, 1/√n_in, as in PyTorch's default; "none": they keep the base value, and
                decay and epsilon change with depth only
     kv_factor  the rate of repeated key/value heads over the hidden rate: "hidden" (1), "derived"
-               (from the unit's true dimensions), "paper" (derived as if heads × head_dim = n), or a
-               formula in r, n, inner: "sqrt(r)"
+               (from the unit's true dimensions), "paper" (derived as if heads × head_dim = n),
+               "rms" (derived with one norm for initial matrix and update, RMS to RMS), or a formula
+               in r, n, inner: "sqrt(r)"
     decay      "scaled": as derived for the decay mode; "none": the base value
     depth      β on residual branches: "none" (1), "1/L", "1/sqrt(L)", or any formula in L
     eps        "scaled": follows the gradient; "none": the base value
     evidence   how the key/value factor was measured, if it was; changes no value
+    kv_part    what gets the key/value factor: "both", "keys" or "values"; the others keep the
+               hidden rate and decay
 
     >>> Rule("mine", kv_factor="((1 + sqrt(r))/2)**0.7").kv_factor
     '((1 + sqrt(r))/2)**0.7'
@@ -48,6 +56,7 @@ class Rule:
     depth: str = "1/L"
     eps: Scaled = "scaled"
     evidence: str | None = None
+    kv_part: Parts = "both"
 
     def __post_init__(self) -> None:
         for field, known in _SETTINGS.items():
@@ -58,8 +67,13 @@ class Rule:
 
     @property
     def choices(self) -> dict[str, str]:
-        """Everything that changes a value: two rules are the same if these are equal."""
-        return {key: value for key, value in asdict(self).items() if key != "evidence"}
+        """Everything that changes a value: two rules are the same if these are equal.
+
+        `kv_part` is left out if it is "both", as in files of earlier versions: a rule that has not
+        changed keeps its records and fingerprints.
+        """
+        left_out = ("evidence", "kv_part") if self.kv_part == "both" else ("evidence",)
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
     def to_dict(self) -> dict[str, str]:
         """The rule as files hold it. The evidence keeps its first key there, "because"."""
@@ -81,11 +95,22 @@ class Rule:
 
     def literal_kv_factor(self) -> Expr | None:
         """The key/value factor if it is given as a formula; None if it is derived."""
-        if self.kv_factor in ("derived", "paper"):
+        if self.kv_factor in DERIVED:
             return None
         if self.kv_factor == "hidden":
             return sympy.Integer(1)
-        return _positive("kv_factor", self.kv_factor, ["n", "r", "inner"], "hidden, derived, paper")
+        words = ", ".join(["hidden", *DERIVED])
+        return _positive("kv_factor", self.kv_factor, ["n", "r", "inner"], words)
+
+    def of_part(self, part: str | None) -> "Rule":
+        """The rule for "key" or "value": without the factor, where `kv_part` leaves it out.
+
+        >>> Rule("mine", kv_part="keys").of_part("value").kv_factor
+        'hidden'
+        """
+        if self.kv_part in ("both", f"{part}s"):
+            return self
+        return replace(self, kv_factor="hidden", evidence=None)
 
     def with_(self, **changes: Any) -> "Rule":
         """The rule with some choices changed, which its name then lists; None changes nothing."""
@@ -96,7 +121,7 @@ class Rule:
         }
         if not changes:
             return self
-        if "kv_factor" in changes:  # the evidence was for another factor
+        if "kv_factor" in changes or "kv_part" in changes:  # the evidence was for another factor
             changes.setdefault("evidence", None)
         altered = ", ".join(f"{key} {value}" for key, value in changes.items() if key != "evidence")
         return replace(self, name=f"{self.name} ({altered})", **changes)

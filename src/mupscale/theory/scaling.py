@@ -13,6 +13,7 @@ import sympy
 from mupscale.errors import DimensionError, NotExactError, OptionError, UnknownNameError
 from mupscale.text import wrapped
 from mupscale.theory import formulas
+from mupscale.theory.assumptions import Assumption
 from mupscale.theory.formulas import Expr, inline, latex, tidy
 from mupscale.theory.optimizers import Decay, Optimizer
 from mupscale.theory.rules import Rule
@@ -79,6 +80,8 @@ class Scaling:
     steps: tuple[Step, ...] = field(repr=False)
     blocks: Mapping[str, "Scaling"] = field(default_factory=dict[str, "Scaling"], repr=False)
     """For a fused matrix, the scaling of each block's rows; only multiplier and init differ."""
+    assumption: Assumption | None = field(default=None, repr=False)
+    """What its factor on the hidden rate rests on; None for a matrix that is not repeated."""
 
     @property
     def expressions(self) -> dict[str, Expr]:
@@ -105,6 +108,21 @@ class Scaling:
                 "is lr_coupled)"
             )
         return tuple(text for text in (self.unit.remark, self.optimizer.caveat, other) if text)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What factors on the hidden rate rest on, in words: its own, or those of its rows."""
+        if not self.blocks:
+            return () if self.assumption is None else (self.assumption.text(),)
+        texts = {name: text for name, block in self.blocks.items() for text in block.assumptions}
+        if len(set(texts.values())) < 2:
+            return tuple(set(texts.values()))
+        return tuple(f"{name}: {text}" for name, text in texts.items())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is printed below the values."""
+        return (*self.caveats, *self.assumptions)
 
     def fold(self, multiplier: Expr | str | float | None = None) -> "Scaling":
         """Move a factor of the forward pass (default: the multiplier) into the parameter without
@@ -189,6 +207,7 @@ class Scaling:
             "decay": self.decay,
             "standing": self.standing,
             "caveats": list(self.caveats),
+            "assumptions": list(self.assumptions),
             **{name: str(value) for name, value in self.expressions.items()},
             "steps": [step.to_dict() for step in self.steps],
         }
@@ -210,7 +229,7 @@ class Scaling:
             f"  rows of {name}: multiplier {inline(b.multiplier)}, init std {inline(b.init_std)}"
             for name, b in self.blocks.items()
         ]
-        lines += [f"\n{wrapped(f'note: {caveat}', '  ', ' ' * 8)}" for caveat in self.caveats]
+        lines += [f"\n{wrapped(f'note: {note}', '  ', ' ' * 8)}" for note in self.notes]
         for number, step in enumerate(self.steps if steps else (), start=1):
             mark = "" if step.standing == "derived" else f"  ({step.standing})"
             lines += [
@@ -230,7 +249,7 @@ class Scaling:
             f"| rows of {name}: multiplier | ${latex(block.multiplier)}$ |"
             for name, block in self.blocks.items()
         ]
-        lines += [f"\n> {caveat}" for caveat in self.caveats]
+        lines += [f"\n> {note}" for note in self.notes]
         for number, step in enumerate(self.steps if steps else (), start=1):
             mark = "" if step.standing == "derived" else f" *({step.standing})*"
             formula = f"${step.quantity[1]} = {latex(step.value)}$"
@@ -250,6 +269,7 @@ class Scaling:
                 for name, value in self.expressions.items()
             ),
             r"\end{align*}",
+            *(f"Note: {latex_text(note)}." for note in self.notes),
         ]
         if steps:
             lines.append(r"\begin{enumerate}")
@@ -257,7 +277,7 @@ class Scaling:
                 formula = f"${step.quantity[1]} = {latex(step.value)}$"
                 lines += [
                     rf"  \item \textbf{{{step.title}}} ({step.standing}): {formula}.",
-                    f"    Why: {_latex_text(step.reason)} ({_latex_text(step.source)}).",
+                    f"    Why: {latex_text(step.reason)} ({latex_text(step.source)}).",
                 ]
             lines.append(r"\end{enumerate}")
         return "\n".join(lines)
@@ -306,10 +326,11 @@ def _ratio(
 _ESCAPES = str.maketrans({
     "√": r"$\surd $", "σ": r"$\sigma $", "Δ": r"$\Delta $", "‖": r"$\|$", "×": r"$\times $",
     "β": r"$\beta $", "μ": r"$\mu $", "ε": r"$\varepsilon $", "λ": r"$\lambda $",
-    "η": r"$\eta $", "Θ": r"$\Theta $", "·": r"$\cdot $", "≤": r"$\le $", "₀": "$_0$",
+    "η": r"$\eta $", "Θ": r"$\Theta $", "·": r"$\cdot $", "≤": r"$\le $", "⊕": r"$\oplus $", "₀": "$_0$",
     "²": "$^2$", "_": r"\_", "^": r"\^{}", "%": r"\%", "&": r"\&", "–": "--",
 })  # fmt: skip
 
 
-def _latex_text(text: str) -> str:
+def latex_text(text: str) -> str:
+    """Text with its symbols as pdflatex has them."""
     return text.translate(_ESCAPES)

@@ -1,7 +1,7 @@
 """Tables, derived cell by cell: the paper's parameterization, and a comparison of optimizers."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -11,8 +11,8 @@ from mupscale.theory.derivation import derive
 from mupscale.theory.formulas import Expr, L, inline, latex, n, r, tidy
 from mupscale.theory.optimizers import OPTIMIZERS, Decay, Optimizer, optimizer_named
 from mupscale.theory.rule_files import rule_named
-from mupscale.theory.rules import Rule
-from mupscale.theory.scaling import FIELDS, LABELS, Scaling
+from mupscale.theory.rules import RULES, Rule
+from mupscale.theory.scaling import FIELDS, LABELS, Scaling, latex_text
 from mupscale.theory.units import Dense, Embedding, KeyValue, Readout, Residual, Unit
 
 _DENSE = Dense(n, n)
@@ -58,6 +58,7 @@ class RuleTable:
             *([f"{', '.join(others)}: {trained}"] if others else []),
             *caveats,
             *(f"{', '.join(labels)}: {standing}" for standing, labels in by_standing.items()),
+            *(f"{label}: {text}" for label, s in self.columns.items() for text in s.assumptions),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,7 +88,8 @@ class RuleTable:
             lines = [list(column) for column in zip(*lines, strict=True)]
         notes = (f"\n{wrapped(f'note: {note}', hanging='      ')}" for note in self.notes)
         title = f"{self.rule} · {self.optimizer} · {self.decay} decay"
-        return "\n".join([title, "", text_table(lines[0], lines[1:]), *notes])
+        head = wrapped(title, hanging="  ")
+        return "\n".join([head, "", text_table(lines[0], lines[1:]), *notes])
 
     def to_markdown(self) -> str:
         rows = [[LABELS[f], *(f"${cell}$" for cell in self._cells(f, latex))] for f in FIELDS]
@@ -101,7 +103,8 @@ class RuleTable:
             for name in FIELDS
         ]
         begin = rf"\begin{{tabular}}{{l{'c' * len(self.columns)}}} \toprule"
-        return "\n".join([begin, head, *rows, r"\bottomrule \end{tabular}"])
+        notes = [rf"\par {{\footnotesize Note: {latex_text(note)}.}}" for note in self.notes]
+        return "\n".join([begin, head, *rows, r"\bottomrule \end{tabular}", *notes])
 
     def _cells(self, name: str, show: Any) -> list[str]:
         return [show(getattr(scaling, name)) for scaling in self.columns.values()]
@@ -122,6 +125,8 @@ def parameterization(
     optimizer = optimizer_named(optimizer)
     rule = (rule_named(rule) if isinstance(rule, str) else rule).with_(depth=depth)
     units = _COLUMNS if depth == "none" else _COLUMNS_IN_DEPTH
+    if rule.kv_part != "both":
+        units = dict(_with_parts(units))
     columns: dict[str, Scaling] = {}
     for label, unit in units.items():
         core = unit.branch if isinstance(unit, Residual) else unit
@@ -129,6 +134,18 @@ def parameterization(
         own = OPTIMIZERS["adamw"] if by_adamw else optimizer
         columns[label] = derive(unit, own, rule=rule, decay=decay)
     return RuleTable(columns, optimizer, rule, decay)
+
+
+def _with_parts(units: Mapping[str, Unit]) -> Iterator[tuple[str, Unit]]:
+    """The columns with K and V apart."""
+    for label, unit in units.items():
+        core = unit.branch if isinstance(unit, Residual) else unit
+        if not isinstance(core, KeyValue):
+            yield label, unit
+            continue
+        for name, part in (("K", "key"), ("V", "value")):
+            one = replace(core, part=part)
+            yield name, replace(unit, branch=one) if isinstance(unit, Residual) else one
 
 
 @dataclass(frozen=True)
@@ -139,6 +156,8 @@ class OptimizerRow:
     step: Expr
     """Norm of a unit step on the key/value matrix, without its constant factor."""
     kv_factor: Expr
+    one_norm: Expr
+    """The key/value factor with one norm for initial matrix and update."""
     width_exponent: Expr
     standing: str
 
@@ -147,6 +166,7 @@ class OptimizerRow:
             "optimizer": self.optimizer.name,
             "step": str(self.step),
             "kv_factor": str(self.kv_factor),
+            "one_norm": str(self.one_norm),
             "width_exponent": str(self.width_exponent),
             "standing": self.standing,
             "caveat": self.optimizer.caveat,
@@ -158,20 +178,29 @@ def compare_optimizers() -> list[OptimizerRow]:
     rows: list[OptimizerRow] = []
     for optimizer in OPTIMIZERS.values():
         dense, kv = derive(_DENSE, optimizer), derive(KeyValue(n, r), optimizer)
+        by_rms = derive(KeyValue(n, r), optimizer, rule=RULES["gqa-mup"].with_(kv_factor="rms"))
         step = next(step.value for step in kv.steps if step.title == "Step of the stored matrix")
         exponent = tidy(n * sympy.diff(dense.lr, n) / dense.lr)
-        factor = tidy(kv.lr / dense.lr)
-        rows.append(OptimizerRow(optimizer, step, factor, exponent, kv.standing))
+        factor, one_norm = (tidy(one.lr / dense.lr) for one in (kv, by_rms))
+        rows.append(OptimizerRow(optimizer, step, factor, one_norm, exponent, kv.standing))
     return rows
 
 
+_TWO_FACTORS = (
+    "the unit step is that of the stored K or V. The K/V factor assumes updates as large as the "
+    "initial matrix in the spectral norm (the expected norm sizes it); 'one norm' is the factor "
+    "with one norm for both"
+)
+
+
 def optimizers_to_text(rows: list[OptimizerRow]) -> str:
-    head = ["optimizer", "unit step on K, V", "K/V factor", "power of n", "standing"]
+    head = ["optimizer", "unit step", "K/V factor", "one norm", "power of n", "standing"]
     cells = [
         [
             row.optimizer.name,
             inline(row.step),
             inline(row.kv_factor),
+            inline(row.one_norm),
             inline(row.width_exponent),
             row.standing,
         ]
@@ -182,4 +211,5 @@ def optimizers_to_text(rows: list[OptimizerRow]) -> str:
         for row in rows
         if row.optimizer.caveat
     ]
-    return "\n".join([text_table(head, cells), "", *caveats])
+    factors = wrapped(f"note: {_TWO_FACTORS}", hanging="      ")
+    return "\n".join([text_table(head, cells), "", factors, *caveats])

@@ -7,7 +7,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast, get_args
 
 import sympy
 
@@ -17,6 +17,7 @@ from mupscale.theory.formulas import Dimension, Expr, dimension, inline
 
 Standing = Literal["derived", "extrapolated"]
 Initial = Literal["random", "zero", "constant"]
+Part = Literal["key", "value"]
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ class Readout(Unit):
 class KeyValue(Unit):
     """Key or value projection whose heads serve r query heads each: inner/r × n, repeated r times.
 
-    `inner` is heads × head_dim (default: n).
+    `inner` is heads × head_dim (default: n). `part` says which of the two it is; only a rule that
+    treats them differently needs it.
 
     >>> print(KeyValue("n", "r"), KeyValue(576, 12, inner=768).shape())
     KeyValue(n, r) (64, 576)
@@ -168,10 +170,13 @@ class KeyValue(Unit):
     n: Dimension
     r: Dimension
     inner: Dimension = None
+    part: Part | None = None
 
     def __post_init__(self) -> None:
         if self.inner is None:
             object.__setattr__(self, "inner", self.n)
+        if self.part not in (None, *get_args(Part)):
+            raise UnknownNameError("part", self.part, get_args(Part))
         super().__post_init__()
         whole, parts = cast(Expr, self.inner), self.r
         if whole.is_Integer and parts.is_Integer and whole % parts:
@@ -366,7 +371,7 @@ NAMED: Mapping[str, Unit] = {
     "kv-inner": KeyValue(_n, _r, _inner),
     "residual": Residual(Dense(_n, _n), _L),
     "vector": Vector(_n),
-    "fused": Fused(Dense(_n, _n), KeyValue(_n, _r), KeyValue(_n, _r)),
+    "fused": Fused(Dense(_n, _n), KeyValue(_n, _r, part="key"), KeyValue(_n, _r, part="value")),
     "low-rank-down": LowRank("rank", _n),
     "low-rank-up": LowRank(_n, "rank", width=_n),
     "expert": Expert(_n, _n),
@@ -388,13 +393,17 @@ ALIASES: Mapping[str, str] = {
 }
 
 
+_PARTS: Mapping[str, Part] = {"k": "key", "key": "key", "v": "value", "value": "value"}
+
+
 def unit_named(name: str) -> Unit:
     """The unit with this name, in symbols.
 
-    >>> print(unit_named("unembed"))
-    Readout(n)
+    >>> print(unit_named("unembed"), unit_named("k").part)
+    Readout(n) key
     """
-    known = NAMED.get(ALIASES.get(name.lower(), name.lower()))
+    plain = name.lower()
+    known = NAMED.get(ALIASES.get(plain, plain))
     if known is None:
         raise UnknownNameError("unit", name, NAMED, ALIASES)
-    return known
+    return dataclasses.replace(known, part=_PARTS[plain]) if plain in _PARTS else known
