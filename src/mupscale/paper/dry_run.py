@@ -88,9 +88,7 @@ def _row(run: RunConfig, found: Lengths) -> list[str]:
     by_column = {cell.column: cell for cell in cells}
     ours = {"batch (sequences)": found.batch, "iterations": found.steps}
     wrong = [
-        f"{cell.column} is {cell.computed}, printed {cell.printed}"
-        for cell in cells
-        if not cell.equal
+        f"{cell.column} is {cell.ours}, printed {cell.printed}" for cell in cells if not cell.equal
     ]
     wrong += [
         f"{column} of the run is {value}, printed {by_column[column].printed}"
@@ -99,7 +97,7 @@ def _row(run: RunConfig, found: Lengths) -> list[str]:
     ]
     if wrong:
         raise OptionError(f"The paper's row {name} differs: {'; '.join(wrong)}.")
-    computed = " | ".join(cell.computed for cell in cells)
+    computed = " | ".join(cell.ours for cell in cells)
     return [f"  the paper's {name}: {computed}: equal to the printed digit"]
 
 

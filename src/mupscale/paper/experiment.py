@@ -2,12 +2,13 @@
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
+from mupscale import reports
 from mupscale.engines import Engine
 from mupscale.errors import OptionError
 from mupscale.paper.claims import Claim
@@ -96,3 +97,48 @@ class Experiment(ABC):
 def refuse_empty(folder: Path, records: str) -> None:
     if not (folder / records).exists():
         raise OptionError(f"{folder} holds no {records}: nothing was run there yet.")
+
+
+@dataclass(frozen=True)
+class PrintedCell:
+    """A cell of a table of the paper, as printed and as we compute it."""
+
+    row: str
+    column: str
+    printed: str
+    ours: str
+    equal: bool
+
+
+def equal_cells(cells: Sequence[PrintedCell]) -> str:
+    return f"{sum(cell.equal for cell in cells)} of {len(cells)} cells"
+
+
+class PrintedTable(Experiment):
+    """Tables of the paper, computed when needed: nothing to run, and the same at both scales."""
+
+    head: ClassVar[tuple[str, ...]]
+    "Of the CSV file."
+
+    @abstractmethod
+    def cells(self) -> list[PrintedCell]: ...
+
+    @abstractmethod
+    def lines(self) -> Iterator[str]: ...
+
+    @abstractmethod
+    def claims(self) -> list[Claim]: ...
+
+    def cost(self, scale: Scale, workers: int) -> None:
+        return None
+
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
+        how.report(1, 1)
+
+    def findings(self, scale: Scale, folder: Path) -> Findings:
+        rows = [dict(zip(self.head, astuple(cell), strict=True)) for cell in self.cells()]
+        path = reports.save_csv(rows, folder / f"{self.name}.csv")
+        return Findings(tuple(self.lines()), tuple(self.claims()), (path,))
+
+    def dry_run(self, scale: Scale) -> Iterator[str]:
+        return self.lines()
