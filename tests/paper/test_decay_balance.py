@@ -147,7 +147,7 @@ def test_what_was_cut_off_is_run_again_and_is_the_same(made):
 @pytest.mark.parametrize("key", ["δ = 0 width=32 seed=1", "δ = +1, η lowered width=64 seed=2"])
 def test_the_committed_numbers_come_out_again(key):
     jobs = EXPERIMENT.jobs(CPU)
-    committed, again = recorded(COMMITTED / "runs.jsonl", len(jobs))[key], jobs[key].result()
+    committed, again = recorded(COMMITTED / "runs.jsonl", len(jobs))[1][key], jobs[key].result()
     assert again["losses"] == pytest.approx(committed["losses"], rel=1e-4)
     for role, numbers in again["roles"].items():
         for name, value in numbers.items():

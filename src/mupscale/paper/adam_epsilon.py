@@ -16,7 +16,7 @@ as bytes), heads of one size at every width.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mupscale import reports
 from mupscale.analysis import curve_slope, fit_slope
-from mupscale.checks import CheckResult
+from mupscale.checks import CheckResult, Setup
 from mupscale.checks.probe import cross_entropy_of
 from mupscale.paper.claims import Claim
 from mupscale.paper.experiment import Findings, Scale
@@ -33,24 +33,19 @@ from mupscale.paper.few_steps import (
     HIDDEN,
     PAPER_WIDTHS,
     RULE,
-    Check,
     FewSteps,
     FewStepsExperiment,
     Run,
     SlopeRow,
+    Slopes,
     Start,
     Table,
-    as_theory,
-    beyond,
     by_role,
-    extremes,
     means,
     panel_line,
     quotients,
     relative_updates,
     save_panels,
-    slope_row,
-    slope_table,
     spectral,
 )
 from mupscale.reports.panels import Line
@@ -58,11 +53,7 @@ from mupscale.targets import Family
 
 EPSILONS = {"large": 1e-3, "tiny": 1e-12}
 RULES = {"scaled": RULE, "fixed": RULE.with_(eps="none")}
-CHECKS = {
-    f"{size}-{name}": Check(rule, eps)
-    for size, eps in EPSILONS.items()
-    for name, rule in RULES.items()
-}
+CHECKS = {f"{eps}-{name}": rule for eps in EPSILONS for name, rule in RULES.items()}
 WITHOUT = "tiny-scaled"
 """As good as no ε at all: the reference for the others."""
 
@@ -70,15 +61,13 @@ SIZES: Mapping[Scale, FewSteps] = {
     "cpu": FewSteps(
         Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), tuple(range(1, 9)), 3, 4, 128
     ),
-    "paper": FewSteps(*PAPER_WIDTHS, steps=5, batch=4, sequence=1024),
+    "paper": PAPER_WIDTHS,
 }
 
 
 @dataclass(frozen=True)
 class GradientJob(Start):
     """Measures the gradient before the first step."""
-
-    passes = 1
 
     def result(self) -> dict[str, Any]:
         """By role: the gradient's root mean square, and the share of Adam's step that ε leaves."""
@@ -105,16 +94,17 @@ def first_step(gradient: Tensor, eps: float) -> float:
 
 
 class AdamEpsilon(FewStepsExperiment):
-    """Coordinate checks over width with an ε that matters and one that does not, scaled and
-    fixed.
-    """
+    """Coordinate checks over width with an ε that matters or not, scaled or fixed."""
 
     name, sizes, checks = "adam-epsilon", SIZES, CHECKS
     ledger = "gradients.jsonl"
 
+    def setup(self, check: str, size: FewSteps) -> Setup:
+        return size.setup(EPSILONS[check.partition("-")[0]])
+
     def jobs(self, size: FewSteps) -> dict[str, GradientJob]:
         return {
-            f"width={width} seed={seed}": GradientJob(size, width, seed)
+            f"width={width} seed={seed}": GradientJob(replace(size, steps=1), width, seed)
             for width in size.values
             for seed in size.seeds
         }
@@ -126,22 +116,19 @@ class AdamEpsilon(FewStepsExperiment):
     def findings(self, scale: Scale, folder: Path) -> Findings:
         size = self.sizes[scale]
         seen = Shares(size, self.checked(size, folder), self.recorded(size, folder))
-        rows = list(_rows(seen))
-        lines = {role: [seen.line(key, role) for key in _LABELS] for role in HIDDEN}
+        rows = Slopes(_rows(seen))
         paths = [
             reports.save_csv([row.columns(rest=True) for row in rows], folder / "slopes.csv"),
             *save_panels(
                 folder / self.name,
-                {role.replace("_", " "): some for role, some in lines.items()},
-                x_label="width n",
+                {role: [seen.line(key, role) for key in _LABELS] for role in HIDDEN},
                 y_label="‖ΔW‖ over that without ε",
                 title=f"What ε leaves of Adam's updates ({len(size.seeds)} seeds, bands: 95 % "
                 "intervals)",
                 theory="theory, from the gradient\nat the base alone",
             ),
         ]
-        cells = [((_NAMES[row.of["quantity"]], row.of["eps"], row.of["rule"]), row) for row in rows]
-        table = slope_table(("slope over width of", "ε0", "ε"), cells)
+        table = rows.text("slope over width of", "ε0", "ε")
         return Findings((table,), tuple(_claims(rows, size)), tuple(paths))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
@@ -189,10 +176,11 @@ def _rows(seen: Shares) -> Iterator[SlopeRow]:
     falling = [[size.base / width for width in size.values]] * len(size.seeds)
 
     def row(quantity: str, key: str, role: str, measured: Table, theory: Table) -> SlopeRow:
-        of = dict(zip(("quantity", "eps", "rule"), (quantity, *key.split("-")), strict=True))
+        eps, rule = key.split("-")
+        of = {"quantity": quantity, "eps": eps, "rule": rule}
         own, rest = (fit_slope(size.values, y) for y in (measured, quotients(measured, theory)))
         predicted = sum(curve_slope(size.values, curve) for curve in theory) / len(theory)
-        return slope_row(of, role, own, predicted, rest)
+        return SlopeRow.judged(of, (_NAMES[quantity], eps, rule), role, own, predicted, rest)
 
     for role in HIDDEN:
         yield row("gradient", "-", role, seen.gradient(role, "rms"), falling)
@@ -213,28 +201,28 @@ _LABELS = {
 }
 
 
-def _claims(rows: Sequence[SlopeRow], size: FewSteps) -> list[Claim]:
-    def chosen(quantity: str, key: str) -> list[SlopeRow]:
-        return [row for row in rows if [*row.of.values()] == [quantity, *key.split("-")]]
-
-    fixed, scaled, tiny = (chosen("share", key) for key in _LABELS)
-    gradient = chosen("gradient", "-")
+def _claims(rows: Slopes, size: FewSteps) -> list[Claim]:
+    fixed, scaled = (
+        rows.where(quantity="share", eps="large", rule=rule) for rule in ("fixed", "scaled")
+    )
+    tiny, gradient = rows.where(quantity="share", eps="tiny"), rows.where(quantity="gradient")
+    bare = rows.where(quantity="update", eps="tiny", rule="scaled")
     ends = " to ".join(f"{end(row.theory or 0 for row in fixed):+.2f}" for end in (min, max))
     claim, one, pair = partial(Claim, EXPERIMENT.name), size.starts, 2 * size.starts
     return [
         claim("Adam's updates decay with width if ε is fixed",
               f"ε0 = {EPSILONS['large']:g}: slope over width of the share of the update that ε "
-              f"leaves: {extremes(fixed)}", pair, beyond(fixed, -1)),
+              f"leaves: {fixed.extremes()}", pair, fixed.beyond(-1)),
         claim("They decay as g/(|g| + nε) does, with g of size 1",
               f"that slope minus theory's ({ends}, from the base's gradient): "
-              f"{extremes(fixed, rest=True)}", pair + one, as_theory(fixed)),
+              f"{fixed.extremes(rest=True)}", pair + one, fixed.as_theory()),
         claim("They do not decay if ε ∝ 1/n",
-              f"the same share with ε ∝ 1/n: {extremes(scaled)}", pair, as_theory(scaled)),
+              f"the same share with ε ∝ 1/n: {scaled.extremes()}", pair, scaled.as_theory()),
         claim("In practice, ε = 1e-12 avoids the decay",
-              f"the same share with ε = 1e-12, fixed: {extremes(tiny)}", pair, as_theory(tiny)),
+              f"the same share with ε = 1e-12, fixed: {tiny.extremes()}", pair, tiny.as_theory()),
         claim("Gradients shrink like 1/n",
-              f"slope of the gradient's root mean square: {extremes(gradient)}", one,
-              as_theory(gradient)),
+              f"slope of the gradient's root mean square: {gradient.extremes()}", one,
+              gradient.as_theory()),
         claim("With a negligible ε, is the update ‖ΔW‖/‖W0‖ the same at every width?",
-              f"its slope with ε = 1e-12: {extremes(chosen('update', WITHOUT))}", one, "ours"),
+              f"its slope with ε = 1e-12: {bare.extremes()}", one, "ours"),
     ]  # fmt: skip

@@ -66,20 +66,15 @@ class Configurations(PrintedTable):
 
     def lines(self) -> Iterator[str]:
         """The rows as computed, in two tables, with every difference from the print."""
-        shapes, budgets = list[list[str]](), list[list[str]]()
-        for name in PRINTED:
-            row = cells_of(name)
-            computed = [cell.ours for cell in row]
-            shapes.append([name, *computed[:_SHAPE]])
-            equal = "equal" if all(cell.equal for cell in row) else "differs"
-            budgets.append([name, *computed[_SHAPE:], equal])
+        rows, after = self.rows(), _SHAPE + 1
+        shapes, budgets = [row[:after] for row in rows], [[row[0], *row[after:]] for row in rows]
         yield from text_table(["", *COLUMNS[:_SHAPE]], shapes, right=COLUMNS).splitlines()
         yield ""
         head = ["", *COLUMNS[_SHAPE:], "as printed?"]
         yield from text_table(head, budgets, right=COLUMNS).splitlines()
         for cell in self.cells():
             if not cell.equal:
-                yield f"{cell.row}: {cell.column} is {cell.ours}, printed {cell.printed}"
+                yield f"{cell.row}: {cell.difference}"
 
     def claims(self) -> list[Claim]:
         """What the tables and the text say."""

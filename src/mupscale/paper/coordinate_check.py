@@ -14,19 +14,18 @@ from pathlib import Path
 from mupscale import reports
 from mupscale.analysis import Estimate
 from mupscale.checks import CheckResult
+from mupscale.checks.judging import Finding
 from mupscale.checks.statistics import STATISTICS as KNOWN
-from mupscale.paper.claims import UNDECIDED, Claim, Verdict, decided
+from mupscale.paper.claims import UNDECIDED, Claim, decided
 from mupscale.paper.experiment import Findings, Scale
 from mupscale.paper.few_steps import (
     HIDDEN,
     PAPER_HEADS,
-    Check,
     FewSteps,
     FewStepsExperiment,
     SlopeRow,
-    as_theory,
+    Slopes,
     signed,
-    slope_table,
 )
 from mupscale.targets import Family
 from mupscale.theory import rule_named
@@ -35,9 +34,9 @@ STATISTICS = ("dh", "step", "update")
 """The paper's ‖Δh‖ and ‖ΔW‖, and ‖ΔW‖/‖W0‖, which is what the condition is about."""
 
 CHECKS = {
-    "mup": Check(rule_named("mup")),
-    "gqa-mup": Check(rule_named("gqa-mup")),
-    "gqa-mup-as-printed": Check(rule_named("gqa-mup").with_(kv_factor="paper")),
+    "mup": rule_named("mup"),
+    "gqa-mup": rule_named("gqa-mup"),
+    "gqa-mup-as-printed": rule_named("gqa-mup").with_(kv_factor="paper"),
 }
 _PAPER = replace(PAPER_HEADS, std=0.02)
 _SMALL = Family("gpt:check,depth=4")
@@ -47,40 +46,42 @@ SIZES: Mapping[Scale, FewSteps] = {
 }
 
 
-def table(results: Mapping[str, CheckResult]) -> list[SlopeRow]:
+def table(results: Mapping[str, CheckResult]) -> Slopes:
     """For hidden matrices, the activation check (is ‖Δh‖ flat?) and the spectral check.
 
     Only the spectral check is judged.
     """
-    rows: list[SlopeRow] = []
-    for statistic in ("dh", "update"):
-        for rule, result in results.items():
-            for one in result.findings:
-                if one.statistic == statistic and one.role in HIDDEN:
-                    flat, of = one.flatness, {"rule": rule, "statistic": one.label}
-                    slope = Estimate(flat.slope.value, flat.low, flat.high)
-                    rows.append(SlopeRow(of, one.role, slope, one.predicted, slope, flat.verdict))
-    return rows
+    return Slopes(
+        _row(rule, one)
+        for statistic in ("dh", "update")
+        for rule, result in results.items()
+        for one in result.findings
+        if one.statistic == statistic and one.role in HIDDEN
+    )
 
 
-def to_text(rows: Sequence[SlopeRow], results: Mapping[str, CheckResult]) -> Iterator[str]:
+def _row(rule: str, one: Finding) -> SlopeRow:
+    of, flat = {"rule": rule, "statistic": one.label}, one.flatness
+    slope = Estimate(flat.slope.value, flat.low, flat.high)
+    return SlopeRow(of, (rule, one.label), one.role, slope, one.predicted, slope, flat.verdict)
+
+
+def to_text(rows: Slopes, results: Mapping[str, CheckResult]) -> Iterator[str]:
     """The table, and one line for each rule."""
-    cells = [((row.of["rule"], row.of["statistic"]), row) for row in rows]
-    yield slope_table(("rule", "statistic"), cells, "flat?", "+.3f")
+    yield rows.text("rule", "statistic", last="flat?", style="+.3f")
     yield ""
     for name, result in results.items():
         flat = _flat(_chosen(rows, name, "dh"))
         yield f"{name}: spectral check {result.verdict}; activation check: {flat}"
 
 
-def _flat(rows: Sequence[SlopeRow]) -> str:
+def _flat(rows: Slopes) -> str:
     verdicts = [row.verdict for row in rows]
     return f"{verdicts.count('pass')} of {len(verdicts)} roles flat, {verdicts.count('fail')} not"
 
 
-def _chosen(rows: Sequence[SlopeRow], rule: str, statistic: str) -> list[SlopeRow]:
-    of = {"rule": rule, "statistic": KNOWN[statistic].label}
-    return [row for row in rows if row.of == of]
+def _chosen(rows: Slopes, rule: str, statistic: str) -> Slopes:
+    return rows.where(rule=rule, statistic=KNOWN[statistic].label)
 
 
 def save(results: Mapping[str, CheckResult], folder: Path) -> list[Path]:
@@ -118,29 +119,25 @@ class CoordinateCheck(FewStepsExperiment):
             f"{len(CHECKS)} rules ({', '.join(CHECKS)}), {len(size.seeds)} seeds, {size.steps} "
             "steps of one batch, over"
         )
-        yield from size.described([check.rule for check in CHECKS.values()])
+        yield from size.described(CHECKS.values())
 
 
-def claims(rows: Sequence[SlopeRow], results: Mapping[str, CheckResult]) -> Iterator[Claim]:
+def claims(rows: Slopes, results: Mapping[str, CheckResult]) -> Iterator[Claim]:
     """What the paper says that its three figures show."""
-
-    def claim(says: str, seen: str, rule: str, verdict: Verdict) -> Claim:
-        return Claim(CoordinateCheck.name, says, seen, len(results[rule].runs), verdict)
-
     flat = _chosen(rows, "mup", "dh")
     says = "Vanilla μP passes the activation check, ‖Δh‖ over r"
-    yield claim(says, f"{_flat(flat)}: {_slopes(flat)}", "mup", as_theory(flat))
-    for rule, says, expected in (
-        ("mup", "Vanilla μP fails", "fail"),
-        ("gqa-mup", "GQA-μP passes", "pass"),
-    ):
+    seen, runs = f"{_flat(flat)}: {_slopes(flat)}", len(results["mup"].runs)
+    yield Claim(CoordinateCheck.name, says, seen, runs, flat.as_theory())
+    paper = ("mup", "Vanilla μP fails", "fail"), ("gqa-mup", "GQA-μP passes", "pass")
+    for rule, says, expected in paper:
         shown = [
             row for row in _chosen(rows, rule, "update") if row.role in ("key", "value", "query")
         ]
         found = results[rule].verdict
         verdict = UNDECIDED if found == "inconclusive" else decided(found == expected, True)
         seen = f"{found}; slopes of ‖ΔW‖/‖W0‖: {_slopes(shown)}"
-        yield claim(f"{says} the spectral check", seen, rule, verdict)
+        says, runs = f"{says} the spectral check", len(results[rule].runs)
+        yield Claim(CoordinateCheck.name, says, seen, runs, verdict)
 
 
 def _slopes(rows: Sequence[SlopeRow]) -> str:

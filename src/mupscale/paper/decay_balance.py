@@ -13,7 +13,7 @@ Ours: the base's learning rate and decay, chosen so that a few steps show an eff
 steps, the data (Python's standard library as bytes), no warmup.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,19 +37,14 @@ from mupscale.paper.few_steps import (
     Judged,
     Run,
     SlopeRow,
+    Slopes,
     Start,
     Table,
-    as_theory,
-    beyond,
     by_role,
-    extremes,
-    geometric,
     means,
     panel_line,
     quotients,
     save_panels,
-    slope_row,
-    slope_table,
     spectral,
 )
 from mupscale.planning import Plan
@@ -57,12 +52,11 @@ from mupscale.reports.panels import Line
 from mupscale.targets import Family
 from mupscale.text import text_table
 
-DELTAS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 RATE, DECAY = 2**-8, 1.0
 
 SIZES: Mapping[Scale, FewSteps] = {
     "cpu": FewSteps(Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), (1, 2, 3, 4, 5), 8, 4, 64),
-    "paper": FewSteps(*PAPER_WIDTHS, steps=20, batch=8, sequence=1024),
+    "paper": replace(PAPER_WIDTHS, steps=20, batch=8),
 }
 
 
@@ -86,11 +80,12 @@ class Error:
         return -self.delta if self.matched else 0.0
 
 
-NONE = Error(0.0)
 ERRORS = (
-    *(Error(delta) for delta in DELTAS),
-    *(Error(delta, matched=True) for delta in DELTAS if delta > 0),
+    *map(Error, (-1.0, -0.5, 0.0, 0.5, 1.0)),
+    Error(0.5, matched=True),
+    Error(1.0, matched=True),
 )
+NONE = Error(0.0)
 
 
 @dataclass(frozen=True)
@@ -98,10 +93,6 @@ class BalanceJob(Start):
     """A short training with mis-scaled decay."""
 
     error: Error
-
-    @property
-    def passes(self) -> int:
-        return self.size.steps
 
     def result(self) -> dict[str, Any]:
         """The balance at every step, and the parts of W_T, by role."""
@@ -195,14 +186,12 @@ class DecayBalance(FewStepsExperiment):
     def findings(self, scale: Scale, folder: Path) -> Findings:
         size = self.sizes[scale]
         seen = BalanceRuns(size, self.recorded(size, folder))
-        rows = list(_rows(seen))
+        rows = Slopes(_rows(seen))
         paths = [
             reports.save_csv([row.columns() for row in rows], folder / "slopes.csv"),
             *_figures(seen, folder),
         ]
-        cells = [((_NAMES[row.of["quantity"]], _error(row).label), row) for row in rows]
-        table = slope_table(("slope over width of", "decay"), cells)
-        lines = (table, "", *_parts_lines(seen))
+        lines = (rows.text("slope over width of", "decay"), "", *_parts_lines(seen))
         return Findings(lines, tuple(_claims(rows, size)), tuple(paths))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
@@ -242,9 +231,11 @@ class BalanceRuns:
             error, lambda run: geometric_mean([run["roles"][role][name] for role in HIDDEN])
         )
 
-    def fall(self, error: Error) -> Table:
-        """How far the loss came down, in nats."""
-        return self.table(error, lambda run: run["losses"][0] - run["losses"][-1])
+    def line(self, error: Error, values: Table, power: float) -> Line:
+        """Means over seeds, with a power of the width from the first one on as theory."""
+        points, widths = means(values), self.size.values
+        theory = [points[0].value * (width / widths[0]) ** power for width in widths]
+        return panel_line(error.label, widths, points, theory)
 
 
 def _rows(seen: BalanceRuns) -> Iterator[SlopeRow]:
@@ -254,7 +245,7 @@ def _rows(seen: BalanceRuns) -> Iterator[SlopeRow]:
         of = {"quantity": quantity, "delta": error.delta, "rate_lowered": error.matched}
         slope = fit_slope(seen.size.values, values)
         rest = replace(slope, value=slope.value - theory)
-        return slope_row(of, role, slope, theory, rest, len(HIDDEN) if role in HIDDEN else 1)
+        return SlopeRow.judged(of, (_NAMES[quantity], error.label), role, slope, theory, rest)
 
     for error in ERRORS:
         for role in HIDDEN:
@@ -271,47 +262,38 @@ def _rows(seen: BalanceRuns) -> Iterator[SlopeRow]:
 _NAMES = {"balance": "b = λ‖W‖/‖r̂‖", "relative": "b over b at δ = 0", "learned": "‖learned‖/‖W_0‖"}
 
 
-def _error(row: SlopeRow) -> Error:
-    return Error(row.of["delta"], row.of["rate_lowered"])
-
-
-def _claims(rows: Sequence[SlopeRow], size: FewSteps) -> list[Claim]:
-    def chosen(quantity: str, wanted: Callable[[Error], bool]) -> list[SlopeRow]:
-        return [row for row in rows if row.of["quantity"] == quantity and wanted(_error(row))]
-
+def _claims(rows: Slopes, size: FewSteps) -> list[Claim]:
     def claim(says: str, seen: str, errors: int, verdict: Judged) -> Claim:
         """Uses the base's runs, and those of its errors at the other widths."""
         runs = len(size.seeds) * (1 + errors * (len(size.values) - 1))
         return Claim(EXPERIMENT.name, says, f"slope over width of {seen}", runs, verdict)
 
-    right = chosen("balance", lambda error: error.delta == 0)
-    above = chosen("balance", lambda error: error.delta > 0)
-    below = chosen("balance", lambda error: error.delta < 0)
-    lowered = chosen("learned", lambda error: error.matched)
-    law = chosen("relative", lambda error: not error.matched)
-    slower = chosen("relative", lambda error: error.matched)
+    right = rows.where(quantity="balance", delta=0.0)
+    above = rows.where(lambda of: of["delta"] > 0, quantity="balance")
+    below = rows.where(lambda of: of["delta"] < 0, quantity="balance")
+    lowered = rows.where(quantity="learned", rate_lowered=True)
+    law, slower = (rows.where(quantity="relative", rate_lowered=one) for one in (False, True))
     flat = ", ".join(row.role for row in right if row.verdict == "pass") or "no role"
     return [
         claim("λ ∝ n keeps decay and learning in balance at every width",
               f"b = λ‖W‖/‖r̂‖: {_by_delta(right)}; within ±{TOLERANCE} for {flat}", 1,
-              as_theory(right)),
+              right.as_theory()),
         claim("λ ∝ n^(1+δ): decay outgrows learning", f"b: {_by_delta(above)}", 4,
-              beyond(above, 1)),
+              above.beyond(1)),
         claim("λ ∝ n^(1−δ): decay vanishes next to learning", f"b: {_by_delta(below)}", 2,
-              beyond(below, -1)),
+              below.beyond(-1)),
         claim("With η ∝ n^(−1−δ) as well, what is learned becomes negligible",
-              f"‖learned‖/‖W_0‖: {_by_delta(lowered)}", 2, beyond(lowered, -1)),
+              f"‖learned‖/‖W_0‖: {_by_delta(lowered)}", 2, lowered.beyond(-1)),
         claim("How does the balance depend on the width? By theory as n^δ",
               f"b over b at δ = 0, at the rule's own learning rate: {_by_delta(law)}; with η "
               f"lowered: {_by_delta(slower)}", 7, "ours"),
     ]  # fmt: skip
 
 
-def _by_delta(rows: Sequence[SlopeRow]) -> str:
+def _by_delta(rows: Slopes) -> str:
     deltas = dict.fromkeys(row.of["delta"] for row in rows)
     return "; ".join(
-        f"{extremes(row for row in rows if row.of['delta'] == delta)} at {Error(delta).label}"
-        for delta in deltas
+        f"{rows.where(delta=delta).extremes()} at {Error(delta).label}" for delta in deltas
     )
 
 
@@ -328,10 +310,9 @@ def _parts_lines(seen: BalanceRuns) -> Iterator[str]:
     size, rows = seen.size, list[list[str]]()
     for error in ERRORS:
         for place in (0, -1):
-            parts = [
-                geometric([row[place] for row in seen.part(error, name)]).value for name in _PARTS
-            ]
-            fall = sum(row[place] for row in seen.fall(error)) / len(size.seeds)
+            parts = [means(seen.part(error, name))[place].value for name in _PARTS]
+            falls = seen.table(error, lambda run: run["losses"][0] - run["losses"][-1])
+            fall = sum(row[place] for row in falls) / len(size.seeds)
             numbers = [*(f"{part:.3f}" for part in parts), f"{fall:.2f}"]
             rows.append([error.label, str(size.values[place]), *numbers])
     yield f"W_T = D·W_0 + learned after {size.steps} steps, mean over seeds and hidden matrices"
@@ -340,38 +321,29 @@ def _parts_lines(seen: BalanceRuns) -> Iterator[str]:
 
 
 def _figures(seen: BalanceRuns, folder: Path) -> list[Path]:
-    def lines(
-        errors: Iterable[Error], values: Callable[[Error], Table], power: Callable[[Error], float]
-    ) -> list[Line]:
-        """Means over seeds, with a power of the width from the first one on."""
-        found: list[Line] = []
-        for error in errors:
-            points, widths = means(values(error)), seen.size.values
-            theory = [points[0].value * (width / widths[0]) ** power(error) for width in widths]
-            found.append(panel_line(error.label, widths, points, theory))
-        return found
-
-    seeds, unmatched = len(seen.size.seeds), [error for error in ERRORS if not error.matched]
+    seeds = len(seen.size.seeds)
     balance = {
-        role.replace("_", " "): lines(
-            unmatched, lambda error, role=role: seen.balance(error, role), lambda error: error.delta
-        )
+        role: [
+            seen.line(error, seen.balance(error, role), error.delta)
+            for error in ERRORS
+            if not error.matched
+        ]
         for role in HIDDEN
     }
     # To first order decay takes a share ∝ ηλ of W_0, and learning gives one ∝ η.
     parts = {
-        "taken by decay, 1 − D": lines(
-            ERRORS, lambda error: seen.part(error, "taken"), lambda error: error.delta + error.rate
-        ),
-        "learned, ‖learned‖/‖W_0‖": lines(
-            ERRORS, lambda error: seen.part(error, "gained"), lambda error: error.rate
-        ),
+        "taken by decay, 1 − D": [
+            seen.line(error, seen.part(error, "taken"), error.delta + error.rate)
+            for error in ERRORS
+        ],
+        "learned, ‖learned‖/‖W_0‖": [
+            seen.line(error, seen.part(error, "gained"), error.rate) for error in ERRORS
+        ],
     }
     return [
         *save_panels(
             folder / "balance",
             balance,
-            x_label="width n",
             y_label="b = λ‖W‖/‖r̂‖",
             title=f"Decay beside learning, λ ∝ n$^{{1+δ}}$ ({seeds} seeds, bands: 95 % intervals)",
             theory="theory: b ∝ n$^δ$",
@@ -379,7 +351,6 @@ def _figures(seen: BalanceRuns, folder: Path) -> list[Path]:
         *save_panels(
             folder / "parts",
             parts,
-            x_label="width n",
             y_label="share of ‖W_0‖",
             title=f"W_T = D·W_0 + learned after {seen.size.steps} steps, λ ∝ n$^{{1+δ}}$ "
             f"({seeds} seeds)",

@@ -85,9 +85,7 @@ class NormPoint:
     theory: float
 
 
-def run(
-    config: Config, report: Callable[[int, int], None] = lambda done, total: None
-) -> list[Draw]:
+def run(config: Config, report: Callable[[int, int], None] = QUIETLY.report) -> list[Draw]:
     """All draws."""
     generator, draws = torch.Generator().manual_seed(config.seed), list[Draw]()
     for r in config.repetitions:
@@ -133,21 +131,14 @@ def _theory(norm: str) -> Expr:
     return formulas.tidy(estimates.repeated(own, formulas.r))
 
 
-def save(config: Config, points: Sequence[NormPoint], folder: Path) -> list[Path]:
-    """The points as CSV, the figure as PNG, SVG and PDF."""
-    stem = folder / "expected-norms"
-    table = reports.save_csv([vars(point) for point in points], stem.with_suffix(".csv"))
-    return [table, *reports.save_figure(_figure(config, points), stem)]
-
-
 def _figure(config: Config, points: Sequence[NormPoint]) -> "Figure":
     labels = {"spectral": "spectral norm ‖W⊕‖", "expected": "expected operator norm ‖W⊕‖$_E$"}
     bands: list[reports.Band] = []
     for norm, label in labels.items():
         own = [p for p in points if p.norm == norm]
-        x, mean, sd = [p.r for p in own], [p.mean for p in own], [p.sd for p in own]
-        name = f"theory: {formulas.inline(_theory(norm))}"
-        bands.append(reports.Band(label, x, mean, sd, [p.theory for p in own], name))
+        columns = ([getattr(p, name) for p in own] for name in ("r", "mean", "sd", "theory"))
+        theory = f"theory: {formulas.inline(_theory(norm))}"
+        bands.append(reports.Band(label, *columns, theory_label=theory))
     return reports.draw_bands(
         bands,
         x_label="repetitions r of each key/value head",
@@ -181,7 +172,9 @@ class ExpectedNorms(Experiment):
         refuse_empty(folder, _DRAWS)
         rows, _ = records.read_lines(folder / _DRAWS)
         points = summarize(config, [Draw(**row) for row in rows])
-        paths = (folder / _DRAWS, *save(config, points, folder))
+        figure, stem = _figure(config, points), folder / "expected-norms"
+        table = reports.save_csv([vars(point) for point in points], stem.with_suffix(".csv"))
+        paths = (folder / _DRAWS, table, *reports.save_figure(figure, stem))
         data = {"config": vars(config), "points": [vars(point) for point in points]}
         return Findings(tuple(_lines(points)), tuple(_claims(points)), paths, data)
 

@@ -4,6 +4,8 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from itertools import groupby
+from operator import add
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
@@ -25,8 +27,7 @@ class Cost:
     hours: float
 
     def __add__(self, other: "Cost") -> "Cost":
-        runs, tokens = self.runs + other.runs, self.tokens + other.tokens
-        return Cost(runs, tokens, self.hours + other.hours)
+        return Cost(*map(add, astuple(self), astuple(other)))
 
     def __str__(self) -> str:
         hours = f"{self.hours * 60:.0f} minutes" if self.hours < 1.5 else f"{self.hours:,.1f} hours"
@@ -52,9 +53,10 @@ class Execution:
     report: Callable[[int, int], None] = lambda done, total: None
     remark: Callable[[str], None] = lambda text: None
 
-    def after(self, before: int, total: int) -> Callable[[int, int], None]:
-        """A callback for a part of the runs, which starts when `before` others are done."""
-        return lambda done, _: self.report(before + done, total)
+    def part(self, before: int, total: int) -> dict[str, Any]:
+        """The same for a part of the runs, which starts when `before` others are done."""
+        how = Execution(self.engine, lambda done, _: self.report(before + done, total), self.remark)
+        return vars(how)
 
 
 QUIETLY = Execution()
@@ -109,6 +111,10 @@ class PrintedCell:
     ours: str
     equal: bool
 
+    @property
+    def difference(self) -> str:
+        return f"{self.column} is {self.ours}, printed {self.printed}"
+
 
 def equal_cells(cells: Sequence[PrintedCell]) -> str:
     return f"{sum(cell.equal for cell in cells)} of {len(cells)} cells"
@@ -123,6 +129,15 @@ class PrintedTable(Experiment):
     @abstractmethod
     def cells(self) -> list[PrintedCell]: ...
 
+    def rows(self) -> list[list[str]]:
+        """Each row's name, our cells, and whether they are as printed."""
+        rows: list[list[str]] = []
+        for row, group in groupby(self.cells(), lambda cell: cell.row):
+            cells = list(group)
+            equal = "equal" if all(cell.equal for cell in cells) else "differs"
+            rows.append([row, *(cell.ours for cell in cells), equal])
+        return rows
+
     @abstractmethod
     def lines(self) -> Iterator[str]: ...
 
@@ -130,7 +145,7 @@ class PrintedTable(Experiment):
     def claims(self) -> list[Claim]: ...
 
     def cost(self, scale: Scale, workers: int) -> None:
-        return None
+        """It takes seconds."""
 
     def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         how.report(1, 1)

@@ -5,7 +5,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -80,7 +81,10 @@ class FewSteps:
         return len(self.values) * len(self.seeds)
 
     def setup(self, eps: float = 1e-12) -> Setup:
-        return Setup(lr=2**-13, eps=eps, std=self.std, batch=self.batch, sequence=self.sequence)
+        return Setup(
+            lr=2**-13, eps=eps, std=self.std, batch=self.batch, sequence=self.sequence,
+            seeds=self.seeds, steps=self.steps,
+        )  # fmt: skip
 
     def model(self, value: int, device: str = "meta") -> GPT:
         model = Family(self.family.name, device)(**{self.vary: value})
@@ -96,10 +100,15 @@ class FewSteps:
         over_width = self.vary == "width"
         role, name = ("mlp_in", "a hidden matrix") if over_width else ("key", "keys")
         for value in self.values:
+            model = self.model(value)
+            shape, count = model.config, model.parameter_counts().non_embedding
             plans = [self.planned(value, rule)[1].parameters.values() for rule in rules]
             rates = [next(one.lr for one in every if one.role == role) for every in plans]
-            factors = ", ".join(f"{rate:.4g}" for rate in rates)
-            yield f"  {_described(self.model(value))}; learning rate of {name} × {factors}"
+            yield (
+                f"  width {shape.width}, depth {shape.depth}, {shape.n_heads} heads of "
+                f"{shape.head_size}, r = {shape.repetitions}, {count / 1e6:.2f} M non-embedding "
+                f"parameters; learning rate of {name} × {', '.join(f'{r:.4g}' for r in rates)}"
+            )
 
     def training(self, runs: int, more: str = "") -> str:
         return (
@@ -113,20 +122,11 @@ class FewSteps:
         return [[found[seed, value] for value in self.values] for seed in self.seeds]
 
 
-def _described(model: GPT) -> str:
-    shape, count = model.config, model.parameter_counts().non_embedding
-    return (
-        f"width {shape.width}, depth {shape.depth}, {shape.n_heads} heads of {shape.head_size}, "
-        f"r = {shape.repetitions}, {count / 1e6:.2f} M non-embedding parameters"
-    )
-
-
 # The widths of the paper's weight-decay table and one beyond, with its heads of 64, and ten seeds.
-PAPER_WIDTHS = (
-    Family("gpt:jwd-small,vocabulary=256,context=1024"),
-    (384, 768, 1024, 2048),
-    tuple(range(1, 11)),
-)
+PAPER_WIDTHS = FewSteps(
+    Family("gpt:jwd-small,vocabulary=256,context=1024"), (384, 768, 1024, 2048),
+    tuple(range(1, 11)), 5, 4, 1024,
+)  # fmt: skip
 
 # The paper's coordinate check, over bytes.
 PAPER_HEADS = FewSteps(
@@ -142,11 +142,6 @@ class Start(ABC):
     size: FewSteps
     width: int
     seed: int
-
-    @property
-    @abstractmethod
-    def passes(self) -> int:
-        """Over a batch."""
 
     @abstractmethod
     def result(self) -> dict[str, Any]: ...
@@ -165,20 +160,15 @@ class Start(ABC):
             yield Batch(*(tokens.to(device_named()) for tokens in batches.at(step)))
 
 
-@dataclass(frozen=True)
-class Check:
-    """A coordinate check of a rule."""
-
-    rule: Rule
-    eps: float = 1e-12
-
-
 class FewStepsExperiment(Experiment):
     """Coordinate checks, each in a folder of its name, and jobs in a ledger."""
 
     sizes: ClassVar[Mapping[Scale, FewSteps]]
-    checks: ClassVar[Mapping[str, Check]] = {}
+    checks: ClassVar[Mapping[str, Rule]] = {}
     ledger: ClassVar[str] = "runs.jsonl"
+
+    def setup(self, check: str, size: FewSteps) -> Setup:
+        return size.setup()
 
     def jobs(self, size: FewSteps) -> Mapping[str, Start]:
         return {}
@@ -196,7 +186,7 @@ class FewStepsExperiment(Experiment):
         of_checks = len(self.checks) * len(size.seeds) * (size.steps + 1)
         passes = Counter(dict.fromkeys(size.values, of_checks))
         for job in self.jobs(size).values():
-            passes[job.width] += job.passes
+            passes[job.width] += job.size.steps
         operations = sum(
             count * training_operations(size.model(value).config, size.sequence, tokens)
             for value, count in passes.items()
@@ -207,28 +197,22 @@ class FewStepsExperiment(Experiment):
     def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         size = self.sizes[scale]
         jobs, runs = self.jobs(size), self.runs(size)
-        for number, (name, check) in enumerate(self.checks.items()):
+        for number, (name, rule) in enumerate(self.checks.items()):
             coordinate_check(
                 size.family,
                 {size.vary: size.values},
-                rule=check.rule,
-                seeds=size.seeds,
-                steps=size.steps,
-                setup=size.setup(check.eps),
-                engine=how.engine,
+                rule=rule,
+                setup=self.setup(name, size),
                 folder=folder / name,
-                report=how.after(number * size.starts, runs),
-                remark=how.remark,
+                **how.part(number * size.starts, runs),
             )
         if jobs:
             run_jobs(
-                _result,
+                methodcaller("result"),
                 jobs,
                 ledger=folder / self.ledger,
                 about=self.about(size),
-                engine=how.engine,
-                report=how.after(runs - len(jobs), runs),
-                remark=how.remark,
+                **how.part(runs - len(jobs), runs),
             )
 
     def checked(self, size: FewSteps, folder: Path) -> dict[str, CheckResult]:
@@ -236,33 +220,29 @@ class FewStepsExperiment(Experiment):
 
     def recorded(self, size: FewSteps, folder: Path) -> Sequence[Run]:
         """The results of the jobs."""
-        return list(recorded(folder / self.ledger, len(self.jobs(size))).values())
-
-
-def _result(job: Start) -> dict[str, Any]:
-    return job.result()
+        _, results = recorded(folder / self.ledger, len(self.jobs(size)))
+        return list(results.values())
 
 
 def recorded_check(folder: Path, runs: int) -> CheckResult:
     """The verdict on a coordinate check whose runs are all in the folder."""
-    results = recorded(folder / "runs.jsonl", runs)
-    about, _ = Ledger.read(folder / "runs.jsonl")
+    about, results = recorded(folder / "runs.jsonl", runs)
     name, found = about["vary"], list(results.values())
     values = sorted({run["value"] for run in found})
     about |= {"vary": {name: values}, "seeds": sorted({run["seed"] for run in found})}
     return judge(found, QUANTITIES[name], about, Criteria())
 
 
-def recorded(ledger: Path, jobs: int) -> dict[str, Any]:
-    """The results of a complete ledger."""
+def recorded(ledger: Path, jobs: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings and the results of a complete ledger."""
     refuse_empty(ledger.parent, ledger.name)
-    _, results = Ledger.read(ledger)
+    about, results = Ledger.read(ledger)
     if len(results) < jobs:
         raise OptionError(
             f"{ledger} holds {len(results)} of {jobs} runs. Run the same command again to complete "
             "it."
         )
-    return results
+    return about, results
 
 
 def spectral(matrix: Tensor) -> float:
@@ -274,18 +254,17 @@ def by_role(layers: Iterable[tuple[str, Run]]) -> dict[str, dict[str, Any]]:
     of: dict[str, list[Run]] = {}
     for role, numbers in layers:
         of.setdefault(role, []).append(numbers)
-    return {
-        role: {name: _mean([one[name] for one in found]) for name in found[0]}
-        for role, found in of.items()
-    }
+    return {role: _mean(found) for role, found in of.items()}
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The geometric mean to five digits; of lists, element by element.
+    """The geometric mean to five digits; of lists and dictionaries, element by element.
 
-    >>> _mean([1.0, 2.0]), _mean([[1.0, 3.0], [4.0, 3.0]])
-    (1.4142, [2.0, 3.0])
+    >>> _mean([{"a": 1.0, "b": [1.0, 3.0]}, {"a": 2.0, "b": [4.0, 3.0]}])
+    {'a': 1.4142, 'b': [2.0, 3.0]}
     """
+    if isinstance(values[0], dict):
+        return {name: _mean([one[name] for one in values]) for name in values[0]}
     if isinstance(values[0], list):
         return [_mean(column) for column in zip(*values, strict=True)]
     return float(f"{geometric_mean(values):.5g}")
@@ -313,9 +292,7 @@ def geometric(values: Sequence[float]) -> Estimate:
     mean, count = sum(logs) / len(logs), len(logs)
     variance = sum((log - mean) ** 2 for log in logs) / (count - 1) if count > 1 else math.inf
     found = Estimate.student(mean, math.sqrt(variance / count), count - 1)
-    return Estimate(
-        math.exp(found.value), math.exp(found.low), math.exp(found.high), found.degrees_of_freedom
-    )
+    return Estimate(*map(math.exp, astuple(found)[:3]), degrees_of_freedom=count - 1)
 
 
 def means(values: Table) -> list[Estimate]:
@@ -326,16 +303,20 @@ def means(values: Table) -> list[Estimate]:
 def panel_line(
     label: str, x: Sequence[int], points: Sequence[Estimate], theory: Sequence[float]
 ) -> Line:
-    values, lows, highs = (
-        [getattr(one, end) for one in points] for end in ("value", "low", "high")
-    )
-    return Line(label, x, values, lows, highs, theory)
+    ends = ([getattr(one, end) for one in points] for end in ("value", "low", "high"))
+    return Line(label, x, *ends, theory=theory)
 
 
-def save_panels(stem: Path, panels: Mapping[str, Sequence[Line]], **texts: str) -> list[Path]:
-    """A figure with one panel per title."""
-    drawn = [Panel(title, lines) for title, lines in panels.items()]
-    return reports.save_figure(draw_panels(drawn, log_x=True, **texts), stem, ("png", "svg"))
+def save_panels(
+    stem: Path, panels: Mapping[str, Sequence[Line]], *, x_label: str = "width n", **texts: str
+) -> list[Path]:
+    """A figure with one panel per role, or per other title."""
+    drawn = [
+        Panel(title.replace("_", " ") if title in HIDDEN else title, lines)
+        for title, lines in panels.items()
+    ]
+    figure = draw_panels(drawn, x_label=x_label, log_x=True, **texts)
+    return reports.save_figure(figure, stem, ("png", "svg"))
 
 
 @dataclass(frozen=True)
@@ -343,7 +324,9 @@ class SlopeRow:
     """A row of a table of slopes."""
 
     of: Run
-    "What the slope is of, by column."
+    "What the slope is of, by column of a CSV file."
+    shown: Sequence[str]
+    "The same, as cells of a text."
     role: str
     slope: Estimate
     theory: float | None
@@ -353,39 +336,58 @@ class SlopeRow:
     "On the rest: pass where it is flat, so that the slope is theory's."
 
     def columns(self, *, rest: bool = False) -> dict[str, Any]:
-        """Of a CSV file."""
         own, left = self.slope, self.rest
         columns = {"slope": own.value, "low": own.low, "high": own.high, "theory": self.theory}
         if rest:
             columns |= {"rest": left.value, "rest_low": left.low, "rest_high": left.high}
         return {**self.of, "role": self.role, **columns, "verdict": self.verdict}
 
+    @staticmethod
+    def judged(
+        of: Run, shown: Sequence[str], role: str, slope: Slope, theory: float, rest: Slope
+    ) -> "SlopeRow":
+        """Judged by the rest. The intervals of all hidden roles hold simultaneously."""
+        comparisons = len(HIDDEN) if role in HIDDEN else 1
+        own, left = (
+            Estimate(one.value, *one.interval(comparisons=comparisons)) for one in (slope, rest)
+        )
+        flatness = judge_flatness(rest, tolerance=TOLERANCE, comparisons=comparisons)
+        return SlopeRow(of, shown, role, own, theory, left, flatness.verdict)
 
-def slope_row(
-    of: Run, role: str, slope: Slope, theory: float, rest: Slope, comparisons: int = len(HIDDEN)
-) -> SlopeRow:
-    """Judged by the rest. The intervals of all comparisons hold simultaneously."""
-    own, left = (
-        Estimate(one.value, *one.interval(comparisons=comparisons)) for one in (slope, rest)
-    )
-    judged = judge_flatness(rest, tolerance=TOLERANCE, comparisons=comparisons)
-    return SlopeRow(of, role, own, theory, left, judged.verdict)
 
+class Slopes(tuple[SlopeRow, ...]):
+    """Rows of a table."""
 
-def slope_table(
-    head: Sequence[str],
-    rows: Iterable[tuple[Sequence[str], SlopeRow]],
-    last: str = "agree?",
-    style: str = "+.2f",
-) -> str:
-    """For each row the cells below `head`, then role, slope, theory and verdict."""
-    cells: list[tuple[str, ...]] = []
-    for first, row in rows:
-        slope, interval = signed(row.slope, style).split(" ", 1)
-        theory = "" if row.theory is None else f"{row.theory:{style}}"
-        cells.append((*first, row.role, slope, interval, theory, row.verdict))
-    head = (*head, "role", "slope", "interval", "theory", last)
-    return text_table(head, cells, right=("slope", "theory"))
+    def where(self, wanted: Callable[[Run], bool] = lambda of: True, **of: Any) -> "Slopes":
+        """Those of which this holds."""
+        return Slopes(row for row in self if of.items() <= row.of.items() and wanted(row.of))
+
+    def text(self, *head: str, last: str = "agree?", style: str = "+.2f") -> str:
+        """For each row what is shown, below `head`, then role, slope, theory and verdict."""
+        cells: list[tuple[str, ...]] = []
+        for row in self:
+            slope, interval = signed(row.slope, style).split(" ", 1)
+            theory = "" if row.theory is None else f"{row.theory:{style}}"
+            cells.append((*row.shown, row.role, slope, interval, theory, row.verdict))
+        head = (*head, "role", "slope", "interval", "theory", last)
+        return text_table(head, cells, right=("slope", "theory"))
+
+    def extremes(self, *, rest: bool = False) -> str:
+        """The roles with the lowest and the highest slope, without -0.00."""
+        found = [(row.rest if rest else row.slope, row.role) for row in self]
+        ends = dict.fromkeys(end(found, key=lambda one: one[0].value) for end in (min, max))
+        return " to ".join(f"{signed(one, '+z.2f')} ({role})" for one, role in ends)
+
+    def as_theory(self) -> Verdict:
+        """Agrees if all slopes are within the tolerance of theory's, disagrees if one is not."""
+        verdicts = {row.verdict for row in self}
+        return decided(verdicts == {"pass"}, "fail" in verdicts)
+
+    def beyond(self, sign: int) -> Verdict:
+        """Agrees if all slopes are beyond the tolerance on that side, disagrees if one is not."""
+        ends = [sorted((sign * row.slope.low, sign * row.slope.high)) for row in self]
+        nearest, farthest = zip(*ends, strict=True)
+        return decided(min(nearest) > TOLERANCE, min(farthest) < TOLERANCE)
 
 
 def signed(one: Estimate, style: str = "+.2f") -> str:
@@ -395,26 +397,6 @@ def signed(one: Estimate, style: str = "+.2f") -> str:
     '-0.01 [-0.25, -0.00]'
     """
     return f"{one.value:{style}} [{one.low:{style}}, {one.high:{style}}]"
-
-
-def extremes(rows: Iterable[SlopeRow], *, rest: bool = False) -> str:
-    """The roles with the lowest and the highest slope, without -0.00."""
-    found = [(row.rest if rest else row.slope, row.role) for row in rows]
-    ends = dict.fromkeys(end(found, key=lambda one: one[0].value) for end in (min, max))
-    return " to ".join(f"{signed(one, '+z.2f')} ({role})" for one, role in ends)
-
-
-def as_theory(rows: Sequence[SlopeRow]) -> Verdict:
-    """Agrees if all slopes are within the tolerance of theory's, disagrees if one is outside."""
-    verdicts = {row.verdict for row in rows}
-    return decided(verdicts == {"pass"}, "fail" in verdicts)
-
-
-def beyond(rows: Sequence[SlopeRow], sign: int) -> Verdict:
-    """Agrees if all slopes are beyond the tolerance on that side, disagrees if one is not."""
-    ends = [sorted((sign * row.slope.low, sign * row.slope.high)) for row in rows]
-    nearest, farthest = zip(*ends, strict=True)
-    return decided(min(nearest) > TOLERANCE, min(farthest) < TOLERANCE)
 
 
 def _operations_per_second() -> float:

@@ -31,12 +31,11 @@ from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
 from mupscale.paper.experiment import QUIETLY, Cost, Execution, Findings, Scale
 from mupscale.paper.few_steps import (
-    KV_HEADS,
     PAPER_HEADS,
-    Check,
     FewSteps,
     FewStepsExperiment,
     Judged,
+    Table,
     panel_line,
     relative_updates,
     save_panels,
@@ -49,14 +48,14 @@ from mupscale.targets import Family
 from mupscale.text import text_table
 from mupscale.theory import rule_named
 
-CHECKS = {name: Check(rule_named(name)) for name in ("complete-p", "gqa-mup")}
+CHECKS = {name: rule_named(name) for name in ("complete-p", "gqa-mup")}
+_SMALL = Family("gpt:cpu_192_r1,depth=2")
 SIZES: Mapping[Scale, FewSteps] = {
-    "cpu": FewSteps(
-        Family("gpt:cpu_192_r1,depth=2"), KV_HEADS, tuple(range(1, 41)), 3, 2, 128,
-        vary="n_kv_heads",
+    "cpu": replace(
+        PAPER_HEADS, family=_SMALL, seeds=tuple(range(1, 41)), steps=3, batch=2, sequence=128
     ),
     "paper": PAPER_HEADS,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Noise:
     quantity: str
     rule: str
     r: tuple[int, ...]
-    values: tuple[tuple[float, ...], ...]
+    values: Table
     "By seed, over r."
     theory: tuple[float, ...] = ()
     "The spread that theory expects of the initial matrix."
@@ -87,9 +86,7 @@ class Noise:
 
 
 class GqaNoise(FewStepsExperiment):
-    """The spread over seeds against r: of updates after a few steps, and of a study's optimum and
-    loss.
-    """
+    """The spread over seeds against r, of updates and of a study's optimum and loss."""
 
     name, sizes, checks = "gqa-noise", SIZES, CHECKS
 
@@ -101,12 +98,10 @@ class GqaNoise(FewStepsExperiment):
         study = Study.create(catalogue.load(self.name, scale), folder)
         before = self.runs(self.sizes[scale])
         total = before + sum(study.snapshot().expected.values())
-        super().run(scale, folder / "updates", replace(how, report=how.after(0, total)))
+        super().run(scale, folder / "updates", Execution(**how.part(0, total)))
         study.run(
             engine=how.engine,
-            report=lambda now: how.report(
-                before + len(now.trials), before + sum(now.expected.values())
-            ),
+            report=lambda now: how.report(before + len(now.trials), total),
             remark=how.remark,
         )
 
@@ -126,16 +121,13 @@ class GqaNoise(FewStepsExperiment):
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = self.sizes[scale]
         yield f"{self.name}: updates under {' and '.join(CHECKS)} over"
-        yield from size.described([check.rule for check in CHECKS.values()])
+        yield from size.described(CHECKS.values())
         yield size.training(self.runs(size))
         yield f"{self.name}: the study"
         yield from validate(catalogue.load(self.name, scale))
 
 
 EXPERIMENT = GqaNoise()
-
-
-# What the records show
 
 
 def _updates(size: FewSteps, checks: Mapping[str, CheckResult]) -> list[Noise]:
@@ -146,8 +138,8 @@ def _updates(size: FewSteps, checks: Mapping[str, CheckResult]) -> list[Noise]:
     for rule, check in checks.items():
         theory = tuple(math.sqrt(r / 2 / inner) for r in check.x)
         for role in ("key", "value"):
-            values = tuple(map(tuple, relative_updates(check, role)))
-            logs = tuple(tuple(map(math.log, row)) for row in values)
+            values = relative_updates(check, role)
+            logs = [[math.log(value) for value in row] for row in values]
             found.append(Noise(f"update of {role}, relative", rule, check.x, logs, theory))
             found.append(Noise(f"update of {role}", rule, check.x, values))
     return found
@@ -181,7 +173,7 @@ def _trained(folder: Path) -> tuple[list[Noise], int, list[str]]:
             own = [cell for cell in cells if cell.rule == rule]
             by_seed = [of_seeds(cell) for cell in own]
             seeds = sorted(set.intersection(*map(set, by_seed)))
-            values = tuple(tuple(one[seed] for one in by_seed) for seed in seeds)
+            values = [[one[seed] for one in by_seed] for seed in seeds]
             r = tuple(int(cell.member.position or 0) for cell in own)
             found.append(Noise(quantity, rule, r, values))
     return found, len(now.trials), remarks
@@ -226,15 +218,15 @@ def _table(noises: Sequence[Noise]) -> str:
 
 
 def _update_claims(noises: Sequence[Noise], runs: int) -> Iterator[Claim]:
-    relative = [one for one in noises if one.quantity.endswith("relative")]
-    absolute = [one for one in noises if not one.quantity.endswith("relative")]
-    grown, held = (
-        [one for one in absolute if one.rule == rule] for rule in ("gqa-mup", "complete-p")
-    )
+    def chosen(rule: str, *, relative: bool) -> list[Noise]:
+        own = (one for one in noises if one.rule == rule)
+        return [one for one in own if one.quantity.endswith("relative") == relative]
+
+    grown, held = (chosen(rule, relative=False) for rule in ("gqa-mup", "complete-p"))
     says = "Under gqa-mup, updates get noisier with fewer key/value heads"
     yield _claim(says, grown, runs, _grows(grown))
     yield _claim("Without its factor, their noise is held", held, runs, _held(held))
-    own = [one for one in relative if one.rule == "gqa-mup"]
+    own = chosen("gqa-mup", relative=True)
     question = "Does the relative noise of updates grow as √r, like the initial matrix's √(r/2n)?"
     yield _claim(question, own, runs, "ours", _like_root(own))
 

@@ -67,14 +67,9 @@ class Parameterization(PrintedTable):
 
     def lines(self) -> Iterator[str]:
         """The derived table, with every difference from the print."""
-        found, head = self.cells(), ["derived", *PRINTED[_INIT], "as printed?"]
-        rows: list[list[str]] = []
-        for row in _READINGS:
-            across = [cell for cell in found if cell.row == row]
-            equal = "equal" if all(cell.equal for cell in across) else "differs"
-            rows.append([row, *(cell.ours for cell in across), equal])
-        yield from text_table(head, rows).splitlines()
-        for cell in found:
+        head = ["derived", *PRINTED[_INIT], "as printed?"]
+        yield from text_table(head, self.rows()).splitlines()
+        for cell in self.cells():
             if not cell.equal:
                 yield f"{cell.row}, {cell.column}: derived {cell.ours}, printed {cell.printed}"
 
