@@ -7,52 +7,54 @@ from pathlib import Path
 import pytest
 import torch
 
+from mupscale.analysis import fit_slope
 from mupscale.checks import coordinate_check
 from mupscale.engines import Local
 from mupscale.errors import OptionError
 from mupscale.paper import adam_epsilon as experiment
 from mupscale.paper.experiment import Execution
+from mupscale.paper.few_steps import FewSteps, recorded
 from mupscale.targets import Family
 
 HERE = Local(workers=0)
 COMMITTED = Path(__file__).parents[2] / "results" / "adam-epsilon"
 CPU = experiment.SIZES["cpu"]
+EXPERIMENT = experiment.EXPERIMENT
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    tiny = experiment.EpsilonSize(
+    tiny = FewSteps(
         Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2, 3), steps=1, batch=2, sequence=64
     )
     folder = tmp_path_factory.mktemp("adam-epsilon")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "SIZES", {**experiment.SIZES, "cpu": tiny})
+        patch.setitem(experiment.SIZES, "cpu", tiny)
         seen: list[tuple[int, int]] = []
-        experiment.EXPERIMENT.run("cpu", folder, Execution(HERE, lambda *count: seen.append(count)))
-        assert seen[-1] == (tiny.runs, tiny.runs) == (30, 30)
-        yield folder, experiment.EXPERIMENT.findings("cpu", folder), tiny
+        EXPERIMENT.run("cpu", folder, Execution(HERE, lambda *count: seen.append(count)))
+        assert seen[-1] == (30, 30)
+        yield folder, EXPERIMENT.findings("cpu", folder), tiny
 
 
-def checks_of(folder, tiny):
-    return {
-        (eps, rule): experiment.recorded_check(folder / f"{eps}-{rule}", tiny.starts)
-        for eps, rule in experiment.CHECKS
-    }
+def shares_of(folder, tiny):
+    return experiment.Shares(
+        tiny, EXPERIMENT.checked(tiny, folder), EXPERIMENT.recorded(tiny, folder)
+    )
 
 
 def test_a_fixed_epsilon_takes_more_of_the_update_the_wider_the_model_and_a_scaled_one_as_much(
     made,
 ):
     folder, _, tiny = made
-    checks = checks_of(folder, tiny)
+    shares = shares_of(folder, tiny)
 
     def slope(key, role):
-        return experiment._judged(tiny.widths, experiment._shares(checks, key, role)).slope.value
+        return fit_slope(tiny.values, shares.measured(key, role)).value
 
     for role in experiment.HIDDEN:
-        assert slope(("large", "fixed"), role) < min(-0.03, slope(("large", "scaled"), role) - 0.03)
-        assert abs(slope(("large", "scaled"), role)) < 0.15
-        assert slope(("tiny", "fixed"), role) == pytest.approx(0, abs=1e-3)
+        assert slope("large-fixed", role) < min(-0.03, slope("large-scaled", role) - 0.03)
+        assert abs(slope("large-scaled", role)) < 0.15
+        assert slope("tiny-fixed", role) == pytest.approx(0, abs=1e-3)
 
 
 def test_on_the_first_step_theory_from_the_gradient_is_what_the_optimizer_does(made):
@@ -60,13 +62,10 @@ def test_on_the_first_step_theory_from_the_gradient_is_what_the_optimizer_does(m
     g/(|g| + ε).
     """
     folder, _, tiny = made
-    checks = checks_of(folder, tiny)
-    gradients = experiment._Gradients(
-        experiment.recorded(folder / "gradients.jsonl", tiny.starts), tiny
-    )
+    shares = shares_of(folder, tiny)
     for role in experiment.HIDDEN:
-        measured = [row[0] for row in experiment._shares(checks, ("large", "fixed"), role)]
-        assert measured == pytest.approx([row[0] for row in gradients.left(role)], rel=0.01)
+        measured, theory = (of("large-fixed", role) for of in (shares.measured, shares.theory))
+        assert [row[0] for row in measured] == pytest.approx([row[0] for row in theory], rel=0.01)
 
 
 def test_the_first_step_is_that_of_torchs_adam():
@@ -75,7 +74,7 @@ def test_the_first_step_is_that_of_torchs_adam():
     weight.grad = torch.randn(24, 16) * 1e-3
     torch.optim.Adam([weight], lr=1.0, eps=2e-3).step()
     norm = float(torch.linalg.matrix_norm(weight.detach(), ord=2))
-    assert experiment._first_step(weight.grad, 2e-3) == pytest.approx(norm, rel=2e-3)
+    assert experiment.first_step(weight.grad, 2e-3) == pytest.approx(norm, rel=2e-3)
 
 
 def test_findings_have_figure_table_and_claims(made):
@@ -98,27 +97,27 @@ def test_what_was_cut_off_is_run_again_and_is_the_same(made):
     lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(lines[:-2]) + lines[-2][:40])
     with pytest.raises(OptionError, match=r"gradients.jsonl holds 4 of 6 runs"):
-        experiment.EXPERIMENT.findings("cpu", folder)
-    experiment.EXPERIMENT.run("cpu", folder, Execution(HERE))
+        EXPERIMENT.findings("cpu", folder)
+    EXPERIMENT.run("cpu", folder, Execution(HERE))
     assert ledger.read_text().splitlines(keepends=True) == lines
-    assert experiment.EXPERIMENT.findings("cpu", folder) == found
+    assert EXPERIMENT.findings("cpu", folder) == found
 
 
 def test_an_empty_folder_is_said_to_be_empty(tmp_path):
     with pytest.raises(OptionError, match="nothing was run there yet"):
-        experiment.EXPERIMENT.findings("cpu", tmp_path)
+        EXPERIMENT.findings("cpu", tmp_path)
 
 
 def test_the_committed_numbers_come_out_again():
     size = CPU
-    job = experiment._gradient_jobs(size)["width=64 seed=2"]
-    committed = experiment.recorded(COMMITTED / "gradients.jsonl", size.starts)["width=64 seed=2"]
-    for role, numbers in experiment.look_at_gradients(job)["roles"].items():
+    job = EXPERIMENT.jobs(size)["width=64 seed=2"]
+    committed = recorded(COMMITTED / "gradients.jsonl", size.starts)[1]["width=64 seed=2"]
+    for role, numbers in job.result()["roles"].items():
         assert numbers["rms"] == pytest.approx(committed["roles"][role]["rms"], rel=1e-4)
         assert numbers["left"] == pytest.approx(committed["roles"][role]["left"], rel=1e-3)
     again = coordinate_check(
         size.family, {"width": (32, 64)}, rule=experiment.RULES["fixed"], seeds=(1, 2),
-        steps=size.steps, setup=size.setup("large"), engine=HERE,
+        steps=size.steps, setup=size.setup(1e-3), engine=HERE,
     )  # fmt: skip
     rows = [
         json.loads(line)
@@ -133,14 +132,14 @@ def test_the_committed_numbers_come_out_again():
 
 
 def test_dry_run_builds_and_plans_every_width_of_the_papers_size():
-    lines = list(experiment.EXPERIMENT.dry_run("paper"))
+    lines = list(EXPERIMENT.dry_run("paper"))
     for width in (384, 768, 1024, 2048):
         assert any(f"width {width}," in line and f"× {384 / width:.4g}" in line for line in lines)
-    assert experiment.EXPERIMENT.cost("paper", 1).runs == experiment.SIZES["paper"].runs
+    assert EXPERIMENT.cost("paper", 1).runs == 200
 
 
 def test_a_changed_setting_is_not_mixed_with_what_is_there(made, monkeypatch):
     folder, _, tiny = made
-    monkeypatch.setattr(experiment, "SIZES", {"cpu": dataclasses.replace(tiny, steps=2)})
+    monkeypatch.setitem(experiment.SIZES, "cpu", dataclasses.replace(tiny, steps=2))
     with pytest.raises(OptionError, match="another config"):
-        experiment.EXPERIMENT.run("cpu", folder, Execution(HERE))
+        EXPERIMENT.run("cpu", folder, Execution(HERE))

@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from mupscale.paper import configurations
-from mupscale.paper.configurations import COLUMNS, EXPERIMENT, PRINTED, as_lines, cells_of, claims
+from mupscale.paper.configurations import COLUMNS, EXPERIMENT, PRINTED, cells_of
 
 # From the paper's source, with blanks taken out.
 SOURCE = r"""
@@ -38,7 +38,7 @@ def test_every_column_is_computed_to_the_printed_digit(name):
     cells = cells_of(name)
     assert [cell.column for cell in cells] == list(COLUMNS)
     for cell, printed in zip(cells, source_rows()[name], strict=True):
-        assert float(cell.computed) == printed
+        assert float(cell.ours) == printed
 
 
 def test_the_constant_of_the_text_gives_other_batches_and_so_other_iterations_and_nothing_else():
@@ -48,7 +48,7 @@ def test_the_constant_of_the_text_gives_other_batches_and_so_other_iterations_an
 
 
 def test_the_tables_agree_and_the_text_does_not(tmp_path):
-    tables, text = claims()
+    tables, text = EXPERIMENT.claims()
     assert (tables.verdict, text.verdict) == ("agrees", "disagrees")
     assert "9 of 9 rows, 126 of 126 cells" in tables.seen
     assert "0 of the 9 batches" in text.seen
@@ -58,13 +58,13 @@ def test_the_tables_agree_and_the_text_does_not(tmp_path):
 def test_a_number_that_is_not_as_printed_is_found_and_named(monkeypatch):
     other = (126.24, *PRINTED["kvr_2"][1:])
     monkeypatch.setattr(configurations, "PRINTED", {**PRINTED, "kvr_2": other})
-    tables, _ = claims()
+    tables, _ = EXPERIMENT.claims()
     assert tables.verdict == "disagrees"
     assert "8 of 9 rows, 125 of 126 cells" in tables.seen
-    assert sum(line.endswith("equal") for line in as_lines()) == 8
-    (differs,) = (line for line in as_lines() if line.endswith("differs"))
+    assert sum(line.endswith("equal") for line in EXPERIMENT.lines()) == 8
+    (differs,) = (line for line in EXPERIMENT.lines() if line.endswith("differs"))
     assert differs.startswith("kvr_2 ")
-    assert list(as_lines())[-1] == "kvr_2: params (M) is 126.23, printed 126.24"
+    assert list(EXPERIMENT.lines())[-1] == "kvr_2: params (M) is 126.23, printed 126.24"
 
 
 def test_the_table_is_written(tmp_path):

@@ -7,8 +7,8 @@ import pytest
 
 from mupscale.cli import main
 from mupscale.engines import Local
-from mupscale.errors import UnknownNameError
 from mupscale.paper import coordinate_check as experiment
+from mupscale.paper.experiment import Execution
 from mupscale.targets import Family
 
 
@@ -24,14 +24,12 @@ def tiny():
 def made(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("coordinate-check")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "SIZES", {"cpu": tiny})
+        patch.setitem(experiment.SIZES, "cpu", tiny)
         seen: list[tuple[int, int]] = []
-        results = experiment.run(
-            "cpu", folder, engine=Local(workers=0), report=lambda *count: seen.append(count)
-        )
-    assert 3 * tiny.starts == 36
+        how = Execution(Local(workers=0), lambda *count: seen.append(count))
+        experiment.EXPERIMENT.run("cpu", folder, how)
     assert seen[-1] == (36, 36)
-    return folder, results
+    return folder, experiment.EXPERIMENT.checked(tiny, folder)
 
 
 def test_three_rules_differ_in_keys_and_values_as_derived(made):
@@ -48,8 +46,8 @@ def test_three_rules_differ_in_keys_and_values_as_derived(made):
 
 def test_the_table_has_both_checks_for_each_rule(made):
     rows = experiment.table(made[1])
-    assert {(row.rule, row.statistic) for row in rows} == {
-        (rule, label) for rule in experiment.RULES for label in ("‖Δh‖", "‖ΔW‖/‖W0‖")
+    assert {tuple(row.of.values()) for row in rows} == {
+        (rule, label) for rule in experiment.CHECKS for label in ("‖Δh‖", "‖ΔW‖/‖W0‖")
     }
     text = list(experiment.to_text(rows, made[1]))
     assert sum("spectral check" in line for line in text) == 3
@@ -60,14 +58,14 @@ def test_files_are_written(made, monkeypatch):
     assert experiment.STATISTICS == ("dh", "step", "update")
     monkeypatch.setattr(experiment, "STATISTICS", ("update",))  # figures take their time
     names = {str(path.relative_to(folder)) for path in experiment.save(results, folder)}
-    for rule in experiment.RULES:
+    for rule in experiment.CHECKS:
         assert {f"{rule}/{stem}.png" for stem in ("slopes", "update")} <= names
     assert "table.csv" in names
 
 
 def test_the_command_reads_what_is_there(made, tiny, monkeypatch, capsys):
     folder, results = made
-    monkeypatch.setattr(experiment, "SIZES", {"cpu": tiny})
+    monkeypatch.setitem(experiment.SIZES, "cpu", tiny)
     monkeypatch.setattr("mupscale.checks.check.run_probe", None)
     monkeypatch.setattr(experiment, "save", lambda results, folder: [folder / "table.csv"])
     assert (
@@ -84,7 +82,7 @@ def test_the_command_reads_what_is_there(made, tiny, monkeypatch, capsys):
 def test_the_papers_size_is_what_it_prints():
     size = experiment.SIZES["paper"]
     assert size.seeds == tuple(range(1, 11))
-    setup = size.setup
+    setup = size.setup()
     assert (setup.eps, setup.std, setup.batch, setup.weight_decay) == (1e-12, 0.02, 1, 0.0)
     assert size.sequence == 1024
     shape = size.family(n_kv_heads=3).config
@@ -95,9 +93,4 @@ def test_the_papers_size_is_what_it_prints():
         64,
         3,
     )
-    assert size.setup.betas == (0.9, 0.999)
-
-
-def test_unknown_scale(tmp_path):
-    with pytest.raises(UnknownNameError, match="Did you mean 'paper'"):
-        experiment.run("papr", tmp_path)
+    assert setup.betas == (0.9, 0.999)

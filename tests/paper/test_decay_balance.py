@@ -12,37 +12,43 @@ from mupscale.engines import Local
 from mupscale.errors import OptionError
 from mupscale.paper import decay_balance as experiment
 from mupscale.paper.experiment import Execution
+from mupscale.paper.few_steps import FewSteps, recorded
 from mupscale.targets import Family
 
 HERE = Local(workers=0)
 COMMITTED = Path(__file__).parents[2] / "results" / "decay-balance"
 CPU = experiment.SIZES["cpu"]
+EXPERIMENT = experiment.EXPERIMENT
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    tiny = experiment.BalanceSize(
+    tiny = FewSteps(
         Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2), steps=3, batch=1, sequence=64
     )
     folder = tmp_path_factory.mktemp("decay-balance")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "SIZES", {**experiment.SIZES, "cpu": tiny})
+        patch.setitem(experiment.SIZES, "cpu", tiny)
         seen: list[tuple[int, int]] = []
-        experiment.EXPERIMENT.run("cpu", folder, Execution(HERE, lambda *count: seen.append(count)))
-        assert seen[-1] == (tiny.runs, tiny.runs) == (16, 16)
-        yield folder, experiment.EXPERIMENT.findings("cpu", folder), tiny
+        EXPERIMENT.run("cpu", folder, Execution(HERE, lambda *count: seen.append(count)))
+        assert seen[-1] == (16, 16)
+        yield folder, EXPERIMENT.findings("cpu", folder), tiny
 
 
 def seen_in(folder, tiny):
-    return experiment._BalanceRuns(experiment.recorded(folder / "runs.jsonl", tiny.runs), tiny)
+    return experiment.BalanceRuns(tiny, EXPERIMENT.recorded(tiny, folder))
 
 
 def test_the_balance_goes_as_the_width_to_the_power_delta(made):
     folder, _, tiny = made
-    rows = [row for row in experiment._relative_rows(seen_in(folder, tiny)) if not row.rate_lowered]
+    rows = [
+        row
+        for row in experiment._rows(seen_in(folder, tiny))
+        if row.of["quantity"] == "relative" and not row.of["rate_lowered"]
+    ]
     assert len(rows) == 4 * len(experiment.HIDDEN)
     for row in rows:
-        assert row.slope == pytest.approx(row.delta, abs=0.03)
+        assert row.slope.value == pytest.approx(row.of["delta"], abs=0.03)
 
 
 def test_with_the_rate_lowered_as_decay_is_raised_less_is_learned_and_as_much_decays(made):
@@ -58,13 +64,13 @@ def test_with_the_rate_lowered_as_decay_is_raised_less_is_learned_and_as_much_de
 
 def test_the_first_balance_is_that_of_the_gradient():
     """Adam's first step is g/(|g| + ε), here from a gradient of our own, with torch's own norm."""
-    tiny = experiment.BalanceSize(
+    tiny = FewSteps(
         Family("gpt:cpu_32_r1,depth=1"), (32, 64), (1, 2), steps=1, batch=1, sequence=64
     )
-    job = experiment.BalanceJob(tiny.start(64, 1), experiment.Error(0.5), 1)
-    found = experiment.train_a_little(job)["roles"]["mlp_in"]["balance"][0]
-    model, made = job.start.made()
-    cross_entropy_of(model, job.start.batches().at(0)).backward()
+    job = experiment.BalanceJob(tiny, 64, 1, experiment.Error(0.5))
+    found = job.result()["roles"]["mlp_in"]["balance"][0]
+    model, made = job.made()
+    cross_entropy_of(model, next(job.batches())).backward()
     name = next(name for name, one in made.parameters.items() if one.role == "mlp_in")
     weight, gradient = model.get_parameter(name).detach(), model.get_parameter(name).grad
     learned = torch.linalg.matrix_norm(
@@ -90,18 +96,17 @@ def test_the_parts_of_a_matrix_are_what_adam_without_decay_says():
         torch.optim.AdamW([weight], lr=lr, weight_decay=decay),
         torch.optim.Adam([free], lr=lr),
     )
-    matrix, learned = experiment._Matrix("mlp_in", weight, lr, decay), torch.zeros_like(first)
+    matrix, learned = experiment.Matrix("mlp_in", weight, lr, decay), torch.zeros_like(first)
     for gradient in gradients:
         weight.grad, free.grad = gradient.clone(), gradient.clone()
-        matrix.keep()
-        before = free.detach().clone()
+        start, before = matrix.before, free.detach().clone()
         decayed.step()
         plain.step()
         step = free.detach() - before
         learned = (1 - lr * decay) * learned + step
         matrix.note()
         norm = torch.linalg.matrix_norm
-        expected = lr * decay * norm(matrix.before, ord=2) / norm(step, ord=2)
+        expected = lr * decay * norm(start, ord=2) / norm(step, ord=2)
         assert matrix.balances[-1] == pytest.approx(float(expected), rel=2e-3)
     ended = matrix.ended()
     assert ended["taken"] == pytest.approx(1 - (1 - lr * decay) ** steps)
@@ -133,17 +138,16 @@ def test_what_was_cut_off_is_run_again_and_is_the_same(made):
     lines = ledger.read_text().splitlines(keepends=True)
     ledger.write_text("".join(lines[:-1]) + lines[-1][:40])
     with pytest.raises(OptionError, match=r"runs.jsonl holds 15 of 16 runs"):
-        experiment.EXPERIMENT.findings("cpu", folder)
-    experiment.EXPERIMENT.run("cpu", folder, Execution(HERE))
+        EXPERIMENT.findings("cpu", folder)
+    EXPERIMENT.run("cpu", folder, Execution(HERE))
     assert ledger.read_text().splitlines(keepends=True) == lines
-    assert experiment.EXPERIMENT.findings("cpu", folder) == found
+    assert EXPERIMENT.findings("cpu", folder) == found
 
 
 @pytest.mark.parametrize("key", ["δ = 0 width=32 seed=1", "δ = +1, η lowered width=64 seed=2"])
 def test_the_committed_numbers_come_out_again(key):
-    size = CPU
-    committed = experiment.recorded(COMMITTED / "runs.jsonl", size.runs)[key]
-    again = experiment.train_a_little(experiment.jobs(size)[key])
+    jobs = EXPERIMENT.jobs(CPU)
+    committed, again = recorded(COMMITTED / "runs.jsonl", len(jobs))[1][key], jobs[key].result()
     assert again["losses"] == pytest.approx(committed["losses"], rel=1e-4)
     for role, numbers in again["roles"].items():
         for name, value in numbers.items():
@@ -151,7 +155,7 @@ def test_the_committed_numbers_come_out_again(key):
 
 
 def test_dry_run_builds_and_plans_every_width_of_the_papers_size():
-    lines = list(experiment.EXPERIMENT.dry_run("paper"))
+    lines = list(EXPERIMENT.dry_run("paper"))
     for width in (384, 768, 1024, 2048):
         assert any(f"width {width}," in line and f"× {384 / width:.4g}" in line for line in lines)
-    assert experiment.EXPERIMENT.cost("paper", 1).runs == experiment.SIZES["paper"].runs
+    assert EXPERIMENT.cost("paper", 1).runs == 220

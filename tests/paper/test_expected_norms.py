@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from mupscale.paper.expected_norms import Config, run, save, summarize
+from mupscale.paper.expected_norms import EXPERIMENT, Config, run, summarize
 
 SMALL = Config(width=96, repetitions=(1, 4, 12), draws=200)
 
@@ -50,8 +50,13 @@ def test_the_same_seed_gives_the_same_draws(draws):
     )
 
 
+def made_in(folder):
+    EXPERIMENT.run_with(SMALL, folder, lambda done, total: None)
+    return EXPERIMENT.findings_with(SMALL, folder).paths
+
+
 def test_figure_and_data_are_written_and_written_alike_again(draws, tmp_path):
-    first, second = (save(SMALL, draws, tmp_path / name) for name in ("a", "b"))
+    first, second = (made_in(tmp_path / name) for name in ("a", "b"))
     assert [path.suffix for path in first] == [".jsonl", ".csv", ".png", ".svg", ".pdf"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert len([json.loads(line) for line in first[0].read_text().splitlines()]) == len(draws)
@@ -60,6 +65,6 @@ def test_figure_and_data_are_written_and_written_alike_again(draws, tmp_path):
 
 
 def test_progress_counts_every_draw():
-    done: list[int] = []
-    run(Config(width=12, repetitions=(1, 2), draws=5), done.append)
-    assert sum(done) == 10
+    seen: list[tuple[int, int]] = []
+    run(Config(width=12, repetitions=(1, 2), draws=5), lambda *count: seen.append(count))
+    assert seen == [(5, 10), (10, 10)]

@@ -13,22 +13,23 @@ from mupscale.errors import OptionError
 from mupscale.paper import catalogue
 from mupscale.paper import gqa_noise as experiment
 from mupscale.paper.experiment import Execution
-from mupscale.paper.few_steps import KV_HEADS, OverHeads
+from mupscale.paper.few_steps import KV_HEADS, FewSteps, recorded_check
 from mupscale.studies import StudyConfig
 from mupscale.targets import Family
 
 HERE = Local(workers=0)
 COMMITTED = Path(__file__).parents[2] / "results" / "gqa-noise" / "updates"
 CPU = experiment.SIZES["cpu"]
+EXPERIMENT = experiment.EXPERIMENT
 STUDY, PAPER = catalogue.load("gqa-noise", "cpu"), catalogue.load("gqa-noise", "paper")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Two r, three seeds, and a study of four rates whose runs are two steps long."""
-    tiny = OverHeads(
-        Family("gpt:study,depth=1,width=48,head_dim=4"), (1, 2, 3), steps=1, sequence=32, std=0.1,
-        kv_heads=(12, 1),
+    tiny = FewSteps(
+        Family("gpt:study,depth=1,width=48,head_dim=4"), (12, 1), (1, 2, 3), 1, 1, 32,
+        vary="n_kv_heads",
     )  # fmt: skip
     values = STUDY.to_dict()
     values |= {
@@ -44,7 +45,7 @@ def made(tmp_path_factory):
     study = StudyConfig.from_dict(values)
     folder = tmp_path_factory.mktemp("gqa-noise")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "SIZES", {**experiment.SIZES, "cpu": tiny})
+        patch.setitem(experiment.SIZES, "cpu", tiny)
         patch.setattr(catalogue, "load", lambda name, scale: study)
         yield folder, tiny, study
 
@@ -53,18 +54,22 @@ def made(tmp_path_factory):
 def halfway(made):
     """The updates alone."""
     folder, _, _ = made
-    experiment.run_updates("cpu", folder, Execution(HERE))
-    return experiment.EXPERIMENT.findings("cpu", folder)
+    super(experiment.GqaNoise, EXPERIMENT).run("cpu", folder / "updates", Execution(HERE))
+    return EXPERIMENT.findings("cpu", folder)
 
 
 @pytest.fixture(scope="module")
 def whole(made, halfway):
     folder, _, _ = made
     seen: list[tuple[int, int]] = []
-    experiment.EXPERIMENT.run("cpu", folder, Execution(HERE, lambda *count: seen.append(count)))
+    EXPERIMENT.run("cpu", folder, Execution(HERE, lambda *count: seen.append(count)))
     assert seen[0][0] == 6  # what was there is not run again
     assert seen[-1] == (12 + 48, 12 + 48)
-    return experiment.EXPERIMENT.findings("cpu", folder)
+    return EXPERIMENT.findings("cpu", folder)
+
+
+def updates_in(folder, tiny):
+    return experiment._updates(tiny, EXPERIMENT.checked(tiny, folder / "updates"))
 
 
 def test_without_the_study_nothing_is_said_of_optima(halfway):
@@ -78,9 +83,7 @@ def test_relative_spreads_are_the_same_under_both_rules_and_absolute_ones_differ
 ):
     """Before anything is learned the rules differ in the rate of keys and values alone."""
     folder, tiny, _ = made
-    noises = {
-        (one.quantity, one.rule): one for one in experiment._updates(folder / "updates", tiny)
-    }
+    noises = {(one.quantity, one.rule): one for one in updates_in(folder, tiny)}
     factors = [(1 + r**0.5) / 2 for r in (1, 12)]
     for role in ("key", "value"):
         relative = [
@@ -97,7 +100,7 @@ def test_relative_spreads_are_the_same_under_both_rules_and_absolute_ones_differ
 
 def test_theory_is_that_of_the_initial_matrix(made, halfway):
     folder, tiny, _ = made
-    one = experiment._updates(folder / "updates", tiny)[0]
+    one = updates_in(folder, tiny)[0]
     assert one.theory == pytest.approx([(r / 96) ** 0.5 for r in (1, 12)])
 
 
@@ -128,10 +131,10 @@ def test_a_study_that_was_cut_off_is_said_to_be_and_goes_on(made, whole):
     records = folder / "records.jsonl"
     lines = records.read_text().splitlines(keepends=True)
     records.write_text("".join(lines[:-1]) + lines[-1][:30])
-    halted = experiment.EXPERIMENT.findings("cpu", folder)
+    halted = EXPERIMENT.findings("cpu", folder)
     assert "The study has 47 of 48 runs" in halted.lines[-1]
-    experiment.EXPERIMENT.run("cpu", folder, Execution(HERE))
-    assert experiment.EXPERIMENT.findings("cpu", folder).claims == whole.claims
+    EXPERIMENT.run("cpu", folder, Execution(HERE))
+    assert EXPERIMENT.findings("cpu", folder).claims == whole.claims
 
 
 def test_verdicts_are_those_of_the_intervals():
@@ -155,7 +158,7 @@ def test_verdicts_are_those_of_the_intervals():
 
 def test_an_empty_folder_is_said_to_be_empty(tmp_path):
     with pytest.raises(OptionError, match="nothing was run there yet"):
-        experiment.EXPERIMENT.findings("cpu", tmp_path)
+        EXPERIMENT.findings("cpu", tmp_path)
 
 
 def test_the_committed_numbers_come_out_again():
@@ -165,12 +168,12 @@ def test_the_committed_numbers_come_out_again():
         rule="gqa-mup",
         seeds=(1, 2),
         steps=CPU.steps,
-        setup=CPU.setup,
+        setup=CPU.setup(),
         engine=HERE,
     )
     known = {
         (run["r"], run["seed"]): run
-        for run in experiment.recorded_check(COMMITTED / "gqa-mup", CPU.starts).runs
+        for run in recorded_check(COMMITTED / "gqa-mup", CPU.starts).runs
     }
     for run in again.runs:
         # Another processor rounds otherwise, and what Adam divides by small numbers carries that on
@@ -187,11 +190,11 @@ def test_the_committed_numbers_come_out_again():
 
 def test_the_study_is_ten_seeds_of_both_rules_at_either_scale():
     for study in (STUDY, PAPER):
-        assert (study.seeds, study.rules) == (tuple(range(42, 52)), experiment.RULES)
+        assert (study.seeds, study.rules) == (tuple(range(42, 52)), tuple(experiment.CHECKS))
         assert study.vary["n_kv_heads"] == (12, 3, 1)
 
 
 def test_dry_run_says_every_model_of_the_papers_size():
-    lines = list(experiment.EXPERIMENT.dry_run("paper"))
+    lines = list(EXPERIMENT.dry_run("paper"))
     assert sum("width 576" in line for line in lines) == len(KV_HEADS)
     assert any("gqa-mup.n_kv_heads-1" in line for line in lines)

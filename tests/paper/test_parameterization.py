@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 from mupscale.paper import parameterization
-from mupscale.paper.parameterization import EXPERIMENT, PRINTED, as_lines, cells, claims, same
+from mupscale.paper.parameterization import EXPERIMENT, PRINTED, same
 from mupscale.theory.formulas import n, parse, r
 
 # The paper's table at n = 16 and r = 9: √n = 4, √r = 3.
@@ -25,15 +25,20 @@ def test_the_printed_row_in_numbers(row):
 
 
 def test_all_cells_are_as_derived_but_for_a_row_that_is_called_variance_and_holds_deviations():
-    wrong = {(cell.row, cell.column) for cell in cells() if not cell.equal}
+    wrong = {(cell.row, cell.column) for cell in EXPERIMENT.cells() if not cell.equal}
     assert wrong == {("Init. Var.", column) for column in ("Q, O", "K, V", "Feed-forward")}
-    assert {cell.row for cell in cells()} == {*PRINTED, "Init. Var., read as std"}
+    assert {cell.row for cell in EXPERIMENT.cells()} == {*PRINTED, "Init. Var., read as std"}
 
 
 def test_the_misprint_is_the_only_disagreement():
-    assert [claim.verdict for claim in claims()] == ["agrees", "agrees", "disagrees", "agrees"]
+    assert [claim.verdict for claim in EXPERIMENT.claims()] == [
+        "agrees",
+        "agrees",
+        "disagrees",
+        "agrees",
+    ]
     assert (
-        claims()[2].seen
+        EXPERIMENT.claims()[2].seen
         == "2 of 5 cells equal to the derived ones; as standard deviations 5 of 5 cells"
     )
 
@@ -41,8 +46,8 @@ def test_the_misprint_is_the_only_disagreement():
 def test_another_formula_is_found(monkeypatch):
     wrong = {**PRINTED, "LR": {**PRINTED["LR"], "K, V": "(1 + r)/(2*n)"}}
     monkeypatch.setattr(parameterization, "PRINTED", wrong)
-    assert [claim.verdict for claim in claims()][:2] == ["disagrees", "disagrees"]
-    assert "LR, K, V: derived (1 + √r)/(2n), printed (1 + r)/(2n)" in as_lines()
+    assert [claim.verdict for claim in EXPERIMENT.claims()][:2] == ["disagrees", "disagrees"]
+    assert "LR, K, V: derived (1 + √r)/(2n), printed (1 + r)/(2n)" in EXPERIMENT.lines()
 
 
 def test_equal_means_the_same_function_not_the_same_text():

@@ -16,366 +16,213 @@ as bytes), heads of one size at every width.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any
 
 from torch import Tensor
 
-from mupscale import norms, reports
-from mupscale.analysis import Flatness, curve_slope, fit_slope, judge_flatness
-from mupscale.checks import CheckResult, Setup, coordinate_check
+from mupscale import reports
+from mupscale.analysis import curve_slope, fit_slope
+from mupscale.checks import CheckResult, Setup
 from mupscale.checks.probe import cross_entropy_of
-from mupscale.checks.statistics import geometric_mean
-from mupscale.data import Batch
-from mupscale.engines import run_jobs
-from mupscale.paper.claims import Claim, Verdict, decided
-from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
+from mupscale.paper.claims import Claim
+from mupscale.paper.experiment import Findings, Scale
 from mupscale.paper.few_steps import (
     HIDDEN,
     PAPER_WIDTHS,
     RULE,
-    SLOPE_HEAD,
-    STD,
-    TOLERANCE,
-    OverWidth,
+    FewSteps,
+    FewStepsExperiment,
+    Run,
+    SlopeRow,
+    Slopes,
     Start,
-    as_theory,
-    geometric,
+    Table,
+    by_role,
+    means,
     panel_line,
     quotients,
-    recorded,
-    recorded_check,
     relative_updates,
-    signed,
-    slope_cells,
+    save_panels,
+    spectral,
 )
-from mupscale.reports.panels import Line, Panel, draw_panels
+from mupscale.reports.panels import Line
 from mupscale.targets import Family
-from mupscale.text import text_table
-from mupscale.theory import Rule
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-RULES: Mapping[str, Rule] = {"scaled": RULE, "fixed": RULE.with_(eps="none")}
-EPSILONS: Mapping[str, float] = {"large": 1e-3, "tiny": 1e-12}
-Key = tuple[str, str]
-CHECKS: Sequence[Key] = [(eps, rule) for eps in EPSILONS for rule in RULES]
-WITHOUT: Key = ("tiny", "scaled")
+EPSILONS = {"large": 1e-3, "tiny": 1e-12}
+RULES = {"scaled": RULE, "fixed": RULE.with_(eps="none")}
+CHECKS = {f"{eps}-{name}": rule for eps in EPSILONS for name, rule in RULES.items()}
+WITHOUT = "tiny-scaled"
 """As good as no ε at all: the reference for the others."""
 
-
-class EpsilonSize(OverWidth):
-    """With an ε that matters, or one that does not."""
-
-    def setup(self, eps: str) -> Setup:
-        return Setup(
-            lr=2**-13, eps=EPSILONS[eps], std=STD, batch=self.batch, sequence=self.sequence
-        )
-
-    @property
-    def starts(self) -> int:
-        """Runs of one check: models times seeds."""
-        return len(self.widths) * len(self.seeds)
-
-    @property
-    def runs(self) -> int:
-        return self.starts * (len(CHECKS) + 1)
-
-
-SIZES: Mapping[Scale, EpsilonSize] = {
-    "cpu": EpsilonSize(
+SIZES: Mapping[Scale, FewSteps] = {
+    "cpu": FewSteps(
         Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), tuple(range(1, 9)), 3, 4, 128
     ),
-    "paper": EpsilonSize(*PAPER_WIDTHS, steps=5, batch=4, sequence=1024),
+    "paper": PAPER_WIDTHS,
 }
 
 
 @dataclass(frozen=True)
-class GradientJob:
-    """A model whose gradient is measured before its first step."""
+class GradientJob(Start):
+    """Measures the gradient before the first step."""
 
-    start: Start
-    eps: float
-    ratios: tuple[float, ...]
-    "By how much ε outgrows the gradient at each width, 1 at the base."
-
-
-def look_at_gradients(job: GradientJob) -> dict[str, Any]:
-    """By role: the gradient's root mean square, and the share of Adam's step that ε leaves."""
-    model, made = job.start.made()
-    device = next(model.parameters()).device
-    batch = Batch(*(tokens.to(device) for tokens in job.start.batches().at(0)))
-    cross_entropy_of(model, batch).backward()
-    roles: dict[str, list[dict[str, Any]]] = {}
-    for name, one in made.parameters.items():
-        gradient = model.get_parameter(name).grad
-        if one.role in HIDDEN and gradient is not None:
-            layer = _of_layer(gradient, job.eps * one.eps, job.ratios)
-            roles.setdefault(one.role, []).append(layer)
-    found = {role: _over_layers(layers) for role, layers in roles.items()}
-    return {"width": job.start.width, "seed": job.start.seed, "roles": found}
-
-
-def _of_layer(gradient: Tensor, eps: float, ratios: Sequence[float]) -> dict[str, Any]:
-    whole = _first_step(gradient, EPSILONS["tiny"])
-    left = [_first_step(gradient, eps * ratio) / whole for ratio in ratios]
-    return {"rms": float(gradient.square().mean().sqrt()), "left": left}
-
-
-def _first_step(gradient: Tensor, eps: float) -> float:
-    """‖g/(|g| + ε)‖: Adam's first step at a learning rate of 1, for any β."""
-    return float(norms.spectral_norm(gradient / (gradient.abs() + eps), "gram").value.sum())
-
-
-def _over_layers(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    columns = zip(*(layer["left"] for layer in layers), strict=True)
-    rms = geometric_mean([layer["rms"] for layer in layers])
-    left = [float(f"{geometric_mean(column):.5g}") for column in columns]
-    return {"rms": float(f"{rms:.5g}"), "left": left}
-
-
-@dataclass(frozen=True)
-class EpsilonRow:
-    """A row of the table: the slope over width of a gradient, an update, or the share that ε
-    leaves.
-    """
-
-    quantity: str
-    eps: str
-    rule: str
-    role: str
-    slope: float
-    low: float
-    high: float
-    theory: float
-    "The slope that theory's curve has on the same widths."
-    rest: float
-    "The slope of the measured values divided by that curve."
-    rest_low: float
-    rest_high: float
-    verdict: str
-    "On the rest: pass where it is flat."
-
-
-class AdamEpsilon(Experiment):
-    """Coordinate checks over width with an ε that matters and one that does not, scaled and
-    fixed.
-    """
-
-    name: ClassVar[str] = "adam-epsilon"
-
-    def cost(self, scale: Scale, workers: int) -> Cost:
-        size = SIZES[scale]
-        passes = len(size.seeds) * (len(CHECKS) * (size.steps + 1) + 1)
-        return size.cost(dict.fromkeys(size.widths, passes), size.runs, workers)
-
-    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
-        """A check for each ε and rule, then the gradients; runs in the folder are not repeated."""
-        size = SIZES[scale]
-        for number, (eps, rule) in enumerate(CHECKS):
-            coordinate_check(
-                size.family,
-                {"width": size.widths},
-                rule=RULES[rule],
-                seeds=size.seeds,
-                steps=size.steps,
-                setup=size.setup(eps),
-                engine=how.engine,
-                folder=folder / f"{eps}-{rule}",
-                report=how.after(number * size.starts, size.runs),
-                remark=how.remark,
-            )
-        tokens = size.batch * size.sequence
-        run_jobs(
-            look_at_gradients,
-            _gradient_jobs(size),
-            ledger=folder / "gradients.jsonl",
-            about={"family": repr(size.family), "eps": EPSILONS["large"], "tokens": tokens},
-            engine=how.engine,
-            report=how.after(size.runs - size.starts, size.runs),
-            remark=how.remark,
+    def result(self) -> dict[str, Any]:
+        """By role: the gradient's root mean square, and the share of Adam's step that ε leaves."""
+        model, made = self.made()
+        cross_entropy_of(model, next(self.batches())).backward()
+        layers = (
+            (one.role, self._of_layer(gradient, EPSILONS["large"] * one.eps))
+            for name, one in made.parameters.items()
+            if one.role in HIDDEN and (gradient := model.get_parameter(name).grad) is not None
         )
+        return {"width": self.width, "seed": self.seed, "roles": by_role(layers)}
+
+    def _of_layer(self, gradient: Tensor, eps: float) -> dict[str, Any]:
+        """At each width, ε outgrows the gradient by the ratio to the base."""
+        whole = first_step(gradient, EPSILONS["tiny"])
+        ratios = [width / self.size.base for width in self.size.values]
+        left = [first_step(gradient, eps * ratio) / whole for ratio in ratios]
+        return {"rms": float(gradient.square().mean().sqrt()), "left": left}
+
+
+def first_step(gradient: Tensor, eps: float) -> float:
+    """‖g/(|g| + ε)‖: Adam's first step at a learning rate of 1, for any β."""
+    return spectral(gradient / (gradient.abs() + eps))
+
+
+class AdamEpsilon(FewStepsExperiment):
+    """Coordinate checks over width with an ε that matters or not, scaled or fixed."""
+
+    name, sizes, checks = "adam-epsilon", SIZES, CHECKS
+    ledger = "gradients.jsonl"
+
+    def setup(self, check: str, size: FewSteps) -> Setup:
+        return size.setup(EPSILONS[check.partition("-")[0]])
+
+    def jobs(self, size: FewSteps) -> dict[str, GradientJob]:
+        return {
+            f"width={width} seed={seed}": GradientJob(replace(size, steps=1), width, seed)
+            for width in size.values
+            for seed in size.seeds
+        }
+
+    def about(self, size: FewSteps) -> dict[str, Any]:
+        tokens = size.batch * size.sequence
+        return {"family": repr(size.family), "eps": EPSILONS["large"], "tokens": tokens}
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
-        size = SIZES[scale]
-        checks = {
-            (eps, rule): recorded_check(folder / f"{eps}-{rule}", size.starts)
-            for eps, rule in CHECKS
-        }
-        gradients = _Gradients(recorded(folder / "gradients.jsonl", size.starts), size)
-        rows = list(_rows(checks, gradients))
-        figure = _figure(checks, gradients, size)
+        size = self.sizes[scale]
+        seen = Shares(size, self.checked(size, folder), self.recorded(size, folder))
+        rows = Slopes(_rows(seen))
         paths = [
-            reports.save_csv([vars(row) for row in rows], folder / "slopes.csv"),
-            *reports.save_figure(figure, folder / self.name, ("png", "svg")),
+            reports.save_csv([row.columns(rest=True) for row in rows], folder / "slopes.csv"),
+            *save_panels(
+                folder / self.name,
+                {role: [seen.line(key, role) for key in _LABELS] for role in HIDDEN},
+                y_label="‖ΔW‖ over that without ε",
+                title=f"What ε leaves of Adam's updates ({len(size.seeds)} seeds, bands: 95 % "
+                "intervals)",
+                theory="theory, from the gradient\nat the base alone",
+            ),
         ]
-        cells = [(_NAMES[row.quantity], row.eps, row.rule, *slope_cells(row)) for row in rows]
-        head = ("slope over width of", "ε0", "ε", *SLOPE_HEAD)
-        table = text_table(head, cells, right=("slope", "theory"))
+        table = rows.text("slope over width of", "ε0", "ε")
         return Findings((table,), tuple(_claims(rows, size)), tuple(paths))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
-        size = SIZES[scale]
+        size = self.sizes[scale]
         values = " and ".join(f"{eps:g}" for eps in EPSILONS.values())
         yield f"{self.name}: 4 checks (ε0 = {values}, ε ∝ 1/n and fixed) over"
-        setup = size.setup("large")
-        more = f"base learning rate {setup.lr:.3g}, std {setup.std:g}"
-        yield from size.described(more, size.runs)
+        yield from size.described()
+        more = f", base learning rate {size.setup().lr:.3g}, std {size.std:g}"
+        yield size.training(self.runs(size), more)
 
 
 EXPERIMENT = AdamEpsilon()
 
 
-def _gradient_jobs(size: EpsilonSize) -> dict[str, GradientJob]:
-    eps, ratios = EPSILONS["large"], tuple(width / min(size.widths) for width in size.widths)
-    return {
-        f"width={width} seed={seed}": GradientJob(size.start(width, seed), eps, ratios)
-        for width in size.widths
-        for seed in size.seeds
-    }
+@dataclass(frozen=True)
+class Shares:
+    """What the records hold, by seed over the widths."""
+
+    size: FewSteps
+    checks: Mapping[str, CheckResult]
+    gradients: Sequence[Run]
+
+    def measured(self, key: str, role: str) -> Table:
+        """The share of the update that ε leaves."""
+        own, without = (relative_updates(self.checks[one], role) for one in (key, WITHOUT))
+        return quotients(own, without)
+
+    def gradient(self, role: str, of: str) -> Sequence[Sequence[Any]]:
+        return self.size.table(self.gradients, lambda run: run["roles"][role][of])
+
+    def theory(self, key: str, role: str) -> Table:
+        """Theory's curve of the share for each seed, from the base's gradient alone."""
+        left: Table = [row[0] for row in self.gradient(role, "left")]
+        if key.startswith("tiny"):
+            return [[1.0] * len(row) for row in left]
+        return left if key == "large-fixed" else [[row[0]] * len(row) for row in left]
+
+    def line(self, key: str, role: str) -> Line:
+        theory = [one.value for one in means(self.theory(key, role))]
+        return panel_line(_LABELS[key], self.size.values, means(self.measured(key, role)), theory)
 
 
-class _Gradients:
-    """What was measured of gradients, by seed and width."""
+def _rows(seen: Shares) -> Iterator[SlopeRow]:
+    size = seen.size
+    falling = [[size.base / width for width in size.values]] * len(size.seeds)
 
-    def __init__(self, results: Mapping[str, Any], size: EpsilonSize) -> None:
-        self.widths, self.seeds = size.widths, size.seeds
-        self._of = {(one["seed"], one["width"]): one["roles"] for one in results.values()}
+    def row(quantity: str, key: str, role: str, measured: Table, theory: Table) -> SlopeRow:
+        eps, rule = key.split("-")
+        of = {"quantity": quantity, "eps": eps, "rule": rule}
+        own, rest = (fit_slope(size.values, y) for y in (measured, quotients(measured, theory)))
+        predicted = sum(curve_slope(size.values, curve) for curve in theory) / len(theory)
+        return SlopeRow.judged(of, (_NAMES[quantity], eps, rule), role, own, predicted, rest)
 
-    def rms(self, role: str) -> list[list[float]]:
-        """By seed, over the widths."""
-        return [
-            [self._of[seed, width][role]["rms"] for width in self.widths] for seed in self.seeds
-        ]
-
-    def left(self, role: str) -> list[list[float]]:
-        """By seed, theory's share for a fixed ε over the widths, from the base's gradient alone."""
-        return [self._of[seed, min(self.widths)][role]["left"] for seed in self.seeds]
-
-
-def _rows(checks: Mapping[Key, CheckResult], gradients: _Gradients) -> Iterator[EpsilonRow]:
-    """The intervals of all hidden roles hold simultaneously."""
-    widths = gradients.widths
-    falling = [[min(widths) / width for width in widths]] * len(gradients.seeds)
     for role in HIDDEN:
-        yield _row("gradient", ("", ""), role, widths, gradients.rms(role), falling)
+        yield row("gradient", "-", role, seen.gradient(role, "rms"), falling)
     for key in CHECKS:
         for role in HIDDEN:
-            updates, theory = relative_updates(checks[key], role), _predicted(key, role, gradients)
-            yield _row("update", key, role, widths, updates, theory)
-    for key in (key for key in CHECKS if key != WITHOUT):
-        for role in HIDDEN:
-            shares, theory = _shares(checks, key, role), _predicted(key, role, gradients)
-            yield _row("share", key, role, widths, shares, theory)
-
-
-def _shares(checks: Mapping[Key, CheckResult], key: Key, role: str) -> list[list[float]]:
-    """The share of the update that ε leaves, by seed over the widths."""
-    own, without = (relative_updates(checks[one], role) for one in (key, WITHOUT))
-    return quotients(own, without)
-
-
-def _predicted(key: Key, role: str, gradients: _Gradients) -> list[list[float]]:
-    """Theory's curve of that share for each seed."""
-    left, widths = gradients.left(role), gradients.widths
-    if key[0] == "tiny":
-        return [[1.0] * len(widths) for _ in left]
-    return left if key[1] == "fixed" else [[row[0]] * len(widths) for row in left]
-
-
-def _row(
-    quantity: str, key: Key, role: str, widths: Sequence[int], measured: Sequence[Sequence[float]],
-    theory: Sequence[Sequence[float]],
-) -> EpsilonRow:  # fmt: skip
-    own, rest = _judged(widths, measured), _judged(widths, quotients(measured, theory))
-    predicted = sum(curve_slope(widths, curve) for curve in theory) / len(theory)
-    ends = own.slope.value, own.low, own.high, predicted, rest.slope.value, rest.low, rest.high
-    return EpsilonRow(quantity, *key, role, *ends, rest.verdict)
-
-
-def _judged(widths: Sequence[int], values: Sequence[Sequence[float]]) -> Flatness:
-    slope = fit_slope(widths, values)
-    return judge_flatness(slope, tolerance=TOLERANCE, confidence=0.95, comparisons=len(HIDDEN))
+            updates = relative_updates(seen.checks[key], role)
+            yield row("update", key, role, updates, seen.theory(key, role))
+    for key in CHECKS:
+        for role in HIDDEN if key != WITHOUT else ():
+            yield row("share", key, role, seen.measured(key, role), seen.theory(key, role))
 
 
 _NAMES = {"gradient": "gradient (RMS)", "update": "‖ΔW‖/‖W0‖", "share": "share that ε leaves"}
-
-
-def _claims(rows: Sequence[EpsilonRow], size: EpsilonSize) -> Iterator[Claim]:
-    def chosen(quantity: str, eps: str, rule: str) -> list[EpsilonRow]:
-        return [row for row in rows if (row.quantity, row.eps, row.rule) == (quantity, eps, rule)]
-
-    fixed, scaled = chosen("share", "large", "fixed"), chosen("share", "large", "scaled")
-    tiny, gradient = chosen("share", "tiny", "fixed"), chosen("gradient", "", "")
-    bare = chosen("update", *WITHOUT)
-    ends = " to ".join(f"{end(row.theory for row in fixed):+.2f}" for end in (min, max))
-    pair = 2 * size.starts
-    found: list[tuple[str, str, int, Verdict | Literal["ours"]]] = [
-        ("Adam's updates decay with width if ε is fixed",
-         f"ε0 = {EPSILONS['large']:g}: slope over width of the share of the update that ε leaves: "
-         f"{_range(fixed)}", pair, _falls(fixed)),
-        ("They decay as g/(|g| + nε) does, with g of size 1",
-         f"that slope minus theory's ({ends}, from the base's gradient): "
-         f"{_range(fixed, rest=True)}", pair + size.starts, as_theory(fixed)),
-        ("They do not decay if ε ∝ 1/n",
-         f"the same share with ε ∝ 1/n: {_range(scaled)}", pair, as_theory(scaled)),
-        ("In practice, ε = 1e-12 avoids the decay",
-         f"the same share with ε = 1e-12, fixed: {_range(tiny)}", pair, as_theory(tiny)),
-        ("Gradients shrink like 1/n",
-         f"slope of the gradient's root mean square: {_range(gradient)}",
-         size.starts, as_theory(gradient)),
-        ("With a negligible ε, is the update ‖ΔW‖/‖W0‖ the same at every width?",
-         f"its slope with ε = 1e-12: {_range(bare)}", size.starts, "ours"),
-    ]  # fmt: skip
-    return (Claim("adam-epsilon", *one) for one in found)
-
-
-def _range(rows: Sequence[EpsilonRow], *, rest: bool = False) -> str:
-    """The extreme roles, each with its interval."""
-    found = sorted(
-        (row.rest, row.rest_low, row.rest_high, row.role)
-        if rest
-        else (row.slope, row.low, row.high, row.role)
-        for row in rows
-    )
-    return " to ".join(
-        f"{signed(*(round(number, 2) + 0.0 for number in numbers))} ({role})"  # no -0.00
-        for *numbers, role in (found[0], found[-1])
-    )
-
-
-def _falls(rows: Sequence[EpsilonRow]) -> Verdict:
-    """Agrees if all slopes are below the tolerance, disagrees if one is above."""
-    return decided(
-        all(row.high < -TOLERANCE for row in rows), any(row.low > -TOLERANCE for row in rows)
-    )
-
-
-_LABELS: Mapping[Key, str] = {
-    ("large", "fixed"): f"ε fixed at {EPSILONS['large']:g}",
-    ("large", "scaled"): "ε ∝ 1/n from there",
-    ("tiny", "fixed"): f"ε fixed at {EPSILONS['tiny']:g}",
+_LABELS = {
+    "large-fixed": f"ε fixed at {EPSILONS['large']:g}",
+    "large-scaled": "ε ∝ 1/n from there",
+    "tiny-fixed": f"ε fixed at {EPSILONS['tiny']:g}",
 }
 
 
-def _figure(
-    checks: Mapping[Key, CheckResult], gradients: _Gradients, size: EpsilonSize
-) -> "Figure":
-    def curve(key: Key, role: str) -> Line:
-        found, theory = (
-            [geometric(column) for column in zip(*values, strict=True)]
-            for values in (_shares(checks, key, role), _predicted(key, role, gradients))
-        )
-        return panel_line(_LABELS[key], size.widths, found, [one.value for one in theory])
-
-    panels = {role.replace("_", " "): [curve(key, role) for key in _LABELS] for role in HIDDEN}
-    return draw_panels(
-        [Panel(title, curves) for title, curves in panels.items()],
-        x_label="width n",
-        log_x=True,
-        y_label="‖ΔW‖ over that without ε",
-        title=f"What ε leaves of Adam's updates ({len(size.seeds)} seeds, bands: 95 % intervals)",
-        theory="theory, from the gradient\nat the base alone",
+def _claims(rows: Slopes, size: FewSteps) -> list[Claim]:
+    fixed, scaled = (
+        rows.where(quantity="share", eps="large", rule=rule) for rule in ("fixed", "scaled")
     )
+    tiny, gradient = rows.where(quantity="share", eps="tiny"), rows.where(quantity="gradient")
+    bare = rows.where(quantity="update", eps="tiny", rule="scaled")
+    ends = " to ".join(f"{end(row.theory or 0 for row in fixed):+.2f}" for end in (min, max))
+    claim, one, pair = partial(Claim, EXPERIMENT.name), size.starts, 2 * size.starts
+    return [
+        claim("Adam's updates decay with width if ε is fixed",
+              f"ε0 = {EPSILONS['large']:g}: slope over width of the share of the update that ε "
+              f"leaves: {fixed.extremes()}", pair, fixed.beyond(-1)),
+        claim("They decay as g/(|g| + nε) does, with g of size 1",
+              f"that slope minus theory's ({ends}, from the base's gradient): "
+              f"{fixed.extremes(rest=True)}", pair + one, fixed.as_theory()),
+        claim("They do not decay if ε ∝ 1/n",
+              f"the same share with ε ∝ 1/n: {scaled.extremes()}", pair, scaled.as_theory()),
+        claim("In practice, ε = 1e-12 avoids the decay",
+              f"the same share with ε = 1e-12, fixed: {tiny.extremes()}", pair, tiny.as_theory()),
+        claim("Gradients shrink like 1/n",
+              f"slope of the gradient's root mean square: {gradient.extremes()}", one,
+              gradient.as_theory()),
+        claim("With a negligible ε, is the update ‖ΔW‖/‖W0‖ the same at every width?",
+              f"its slope with ε = 1e-12: {bare.extremes()}", one, "ours"),
+    ]  # fmt: skip

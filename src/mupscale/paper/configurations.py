@@ -6,13 +6,10 @@ tokens per parameter.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
-from mupscale import reports
 from mupscale.models import BATCH_CONSTANTS, BatchRule, table_row
 from mupscale.paper.claims import Claim
-from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
+from mupscale.paper.experiment import PrintedCell, PrintedTable, equal_cells
 from mupscale.text import text_table
 
 COLUMNS = (
@@ -33,21 +30,7 @@ PRINTED: Mapping[str, tuple[float, ...]] = {
 """As the paper prints them (its kvr_t_1 is our kvr_1). Parameters are in millions."""
 
 
-@dataclass(frozen=True)
-class ConfigurationCell:
-    """A number of a table, printed and computed, to the same digit."""
-
-    model: str
-    column: str
-    printed: str
-    computed: str
-
-    @property
-    def equal(self) -> bool:
-        return self.printed == self.computed
-
-
-def cells_of(name: str, rule: BatchRule = "table") -> list[ConfigurationCell]:
+def cells_of(name: str, rule: BatchRule = "table") -> list[PrintedCell]:
     """The row of a model, cell by cell, with the batch by one of the two constants.
 
     >>> [cell.column for cell in cells_of("kvr_12") if not cell.equal]
@@ -61,91 +44,64 @@ def cells_of(name: str, rule: BatchRule = "table") -> list[ConfigurationCell]:
         budget.tokens, budget.sequences, budget.batch_tokens, budget.batch_sequences,
         budget.iterations,
     )  # fmt: skip
-    rows = zip(COLUMNS, PRINTED[name], computed, strict=True)
-    return [
-        ConfigurationCell(name, column, _shown(column, printed), _shown(column, ours))
-        for column, printed, ours in rows
-    ]
-
-
-def _shown(column: str, value: float) -> str:
-    """To the digit that the paper prints: hundredths of a million parameters."""
-    return f"{value:.2f}" if column.endswith("(M)") else f"{value:.0f}"
+    cells: list[PrintedCell] = []
+    for column, *both in zip(COLUMNS, PRINTED[name], computed, strict=True):
+        # To the digit that the paper prints: hundredths of a million parameters.
+        digits = 2 if column.endswith("(M)") else 0
+        printed, ours = (f"{value:.{digits}f}" for value in both)
+        cells.append(PrintedCell(name, column, printed, ours, printed == ours))
+    return cells
 
 
 _SHAPE = 8
 """Columns that describe the shape; the others describe the budget."""
 
 
-def as_lines() -> Iterator[str]:
-    """The rows as computed, in two tables, with every difference from the print."""
-    rows = {name: cells_of(name) for name in PRINTED}
-    shapes = [[name, *(cell.computed for cell in row[:_SHAPE])] for name, row in rows.items()]
-    budgets = [
-        [
-            name,
-            *(cell.computed for cell in row[_SHAPE:]),
-            "equal" if all(cell.equal for cell in row) else "differs",
-        ]
-        for name, row in rows.items()
-    ]
-    head = ["", *COLUMNS[:_SHAPE]]
-    yield from text_table(head, shapes, right=COLUMNS).splitlines()
-    yield ""
-    head = ["", *COLUMNS[_SHAPE:], "as printed?"]
-    yield from text_table(head, budgets, right=COLUMNS).splitlines()
-    for cell in (cell for row in rows.values() for cell in row if not cell.equal):
-        yield f"{cell.model}: {cell.column} is {cell.computed}, printed {cell.printed}"
-
-
-def claims() -> list[Claim]:
-    """What the tables and the text say."""
-    cells = [cell for name in PRINTED for cell in cells_of(name)]
-    wrong = [cell for cell in cells if not cell.equal]
-    rows = len(PRINTED) - len({cell.model for cell in wrong})
-    tables = Claim(
-        experiment=Configurations.name,
-        says="The two tables of models: parameters, tokens, batch and iterations of nine models",
-        seen=f"{rows} of {len(PRINTED)} rows, {len(cells) - len(wrong)} of {len(cells)} cells "
-        "equal to the printed digit, with a batch of "
-        f"{BATCH_CONSTANTS['table']:g}·√tokens, rounded up",
-        runs=0,
-        verdict="disagrees" if wrong else "agrees",
-    )
-    by_text = [cell for name in PRINTED for cell in cells_of(name, "printed")]
-    batches = [cell for cell in by_text if cell.column == "batch (sequences)"]
-    equal = sum(cell.equal for cell in batches)
-    ratios = [int(cell.computed) / int(cell.printed) for cell in batches]
-    text = Claim(
-        experiment=Configurations.name,
-        says=f"The batch is {BATCH_CONSTANTS['printed']}·√tokens sequences of 8192",
-        seen=f"gives {equal} of the {len(batches)} batches that the paper's own tables print: "
-        f"{min(ratios):.2f} to {max(ratios):.2f} of them, rounded up",
-        runs=0,
-        verdict="agrees" if equal == len(batches) else "disagrees",
-    )
-    return [tables, text]
-
-
-class Configurations(Experiment):
-    """The same at both scales: nothing is trained."""
-
+class Configurations(PrintedTable):
     name = "configurations"
+    head = ("model", "column", "printed", "computed", "equal")
 
-    def cost(self, scale: Scale, workers: int) -> Cost | None:
-        return None
+    def cells(self, rule: BatchRule = "table") -> list[PrintedCell]:
+        return [cell for name in PRINTED for cell in cells_of(name, rule)]
 
-    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
-        """Nothing to run: a row takes milliseconds, and is computed when needed."""
-        how.report(len(PRINTED), len(PRINTED))
+    def lines(self) -> Iterator[str]:
+        """The rows as computed, in two tables, with every difference from the print."""
+        rows, after = self.rows(), _SHAPE + 1
+        shapes, budgets = [row[:after] for row in rows], [[row[0], *row[after:]] for row in rows]
+        yield from text_table(["", *COLUMNS[:_SHAPE]], shapes, right=COLUMNS).splitlines()
+        yield ""
+        head = ["", *COLUMNS[_SHAPE:], "as printed?"]
+        yield from text_table(head, budgets, right=COLUMNS).splitlines()
+        for cell in self.cells():
+            if not cell.equal:
+                yield f"{cell.row}: {cell.difference}"
 
-    def findings(self, scale: Scale, folder: Path) -> Findings:
-        rows = [asdict(cell) | {"equal": cell.equal} for name in PRINTED for cell in cells_of(name)]
-        path = reports.save_csv(rows, folder / "configurations.csv")
-        return Findings(tuple(as_lines()), tuple(claims()), (path,))
-
-    def dry_run(self, scale: Scale) -> Iterator[str]:
-        yield from as_lines()
+    def claims(self) -> list[Claim]:
+        """What the tables and the text say."""
+        cells = self.cells()
+        wrong = {cell.row for cell in cells if not cell.equal}
+        rows = f"{len(PRINTED) - len(wrong)} of {len(PRINTED)} rows"
+        tables = Claim(
+            experiment=self.name,
+            says="The two tables of models: parameters, tokens, batch and iterations of nine "
+            "models",
+            seen=f"{rows}, {equal_cells(cells)} equal to the printed digit, with a batch of "
+            f"{BATCH_CONSTANTS['table']:g}·√tokens, rounded up",
+            runs=0,
+            verdict="disagrees" if wrong else "agrees",
+        )
+        batches = [cell for cell in self.cells("printed") if cell.column == "batch (sequences)"]
+        equal = sum(cell.equal for cell in batches)
+        ratios = [int(cell.ours) / int(cell.printed) for cell in batches]
+        text = Claim(
+            experiment=self.name,
+            says=f"The batch is {BATCH_CONSTANTS['printed']}·√tokens sequences of 8192",
+            seen=f"gives {equal} of the {len(batches)} batches that the paper's own tables print: "
+            f"{min(ratios):.2f} to {max(ratios):.2f} of them, rounded up",
+            runs=0,
+            verdict="agrees" if equal == len(batches) else "disagrees",
+        )
+        return [tables, text]
 
 
 EXPERIMENT = Configurations()

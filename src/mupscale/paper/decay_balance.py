@@ -16,46 +16,48 @@ steps, the data (Python's standard library as bytes), no warmup.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mupscale import norms, reports
-from mupscale.analysis import Slope, fit_slope, judge_flatness
+from mupscale import reports
+from mupscale.analysis import fit_slope
 from mupscale.checks.probe import cross_entropy_of
 from mupscale.checks.statistics import geometric_mean
-from mupscale.data import Batch
-from mupscale.engines import run_jobs
 from mupscale.errors import NonFiniteError
-from mupscale.paper.claims import Claim, Verdict, decided
-from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
+from mupscale.paper.claims import Claim
+from mupscale.paper.experiment import Findings, Scale
 from mupscale.paper.few_steps import (
     HIDDEN,
     PAPER_WIDTHS,
-    SLOPE_HEAD,
-    STD,
     TOLERANCE,
-    OverWidth,
+    FewSteps,
+    FewStepsExperiment,
+    Judged,
+    Run,
+    SlopeRow,
+    Slopes,
     Start,
-    as_theory,
-    geometric,
+    Table,
+    by_role,
+    means,
     panel_line,
     quotients,
-    recorded,
-    signed,
-    slope_cells,
+    save_panels,
+    spectral,
 )
 from mupscale.planning import Plan
-from mupscale.reports.panels import Line, Panel, draw_panels
+from mupscale.reports.panels import Line
 from mupscale.targets import Family
 from mupscale.text import text_table
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-DELTAS = (-1.0, -0.5, 0.0, 0.5, 1.0)
 RATE, DECAY = 2**-8, 1.0
+
+SIZES: Mapping[Scale, FewSteps] = {
+    "cpu": FewSteps(Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), (1, 2, 3, 4, 5), 8, 4, 64),
+    "paper": replace(PAPER_WIDTHS, steps=20, batch=8),
+}
 
 
 @dataclass(frozen=True)
@@ -72,360 +74,227 @@ class Error:
         delta = f"{self.delta:+g}".replace("-", "−") if self.delta else "0"
         return f"δ = {delta}" + (", η lowered" if self.matched else "")
 
-    def decay(self, ratio: float) -> float:
-        """Factor on the decay that the rule prescribes, at this ratio of width to base width."""
-        return ratio**self.delta
-
-    def rate(self, ratio: float) -> float:
-        return ratio**-self.delta if self.matched else 1.0
-
-
-NONE = Error(0.0)
-ERRORS = (
-    *(Error(delta) for delta in DELTAS),
-    *(Error(delta, matched=True) for delta in DELTAS if delta > 0),
-)
-
-
-class BalanceSize(OverWidth):
-    """With every way to mis-scale decay."""
-
     @property
-    def runs(self) -> int:
-        """At the base there is nothing to mis-scale."""
-        return len(self.seeds) * (1 + (len(self.widths) - 1) * len(ERRORS))
+    def rate(self) -> float:
+        """The power of n on the learning rate that the rule prescribes; on its decay it is δ."""
+        return -self.delta if self.matched else 0.0
 
 
-SIZES: Mapping[Scale, BalanceSize] = {
-    "cpu": BalanceSize(
-        Family("gpt:cpu_32_r1,depth=2"), (32, 64, 128, 256), (1, 2, 3, 4, 5), 8, 4, 64
-    ),
-    "paper": BalanceSize(*PAPER_WIDTHS, steps=20, batch=8, sequence=1024),
-}
+ERRORS = (
+    *map(Error, (-1.0, -0.5, 0.0, 0.5, 1.0)),
+    Error(0.5, matched=True),
+    Error(1.0, matched=True),
+)
+NONE = Error(0.0)
 
 
 @dataclass(frozen=True)
-class BalanceJob:
-    """One short training."""
+class BalanceJob(Start):
+    """A short training with mis-scaled decay."""
 
-    start: Start
     error: Error
-    steps: int
+
+    def result(self) -> dict[str, Any]:
+        """The balance at every step, and the parts of W_T, by role."""
+        model, made = self.made()
+        optimizer = torch.optim.AdamW(self.groups(model, made))
+        matrices = [
+            Matrix(role, weight, group["lr"], group["weight_decay"])
+            for group in optimizer.param_groups
+            for name, weight in zip(group["param_names"], group["params"], strict=True)
+            if (role := made.parameters[name].role) in HIDDEN
+        ]
+        losses: list[float] = []
+        for step, batch in enumerate(self.batches()):
+            loss = cross_entropy_of(model, batch)
+            losses.append(float(f"{loss.detach():.5g}"))
+            if not torch.isfinite(loss):
+                raise NonFiniteError(
+                    f"The loss is {losses[-1]} at step {step}: lr = {RATE:g} is too large."
+                )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            for matrix in matrices:
+                matrix.note()
+        return {
+            "width": self.width, "seed": self.seed, "delta": self.error.delta,
+            "matched": self.error.matched, "losses": losses,
+            "roles": by_role((matrix.role, matrix.ended()) for matrix in matrices),
+        }  # fmt: skip
+
+    def groups(self, model: nn.Module, made: Plan) -> list[dict[str, Any]]:
+        """The plan's groups, with mis-scaled decay (and learning rate) of hidden matrices."""
+        ratio = self.width / self.size.base
+        rate, decay = RATE * ratio**self.error.rate, DECAY * ratio**self.error.delta
+        return made.param_groups(
+            model,
+            lr={"default": RATE, **dict.fromkeys(HIDDEN, rate)},
+            weight_decay={"default": DECAY, **dict.fromkeys(HIDDEN, decay)},
+            eps=1e-12,
+            betas=(0.9, 0.95),
+        )
 
 
-def train_a_little(job: BalanceJob) -> dict[str, Any]:
-    """The balance at every step, and the parts of W_T, by role."""
-    model, made = job.start.made()
-    training = _BalanceTraining(model, made, job)
-    for step in range(job.steps):
-        training.step(step)
-    return {
-        "width": job.start.width, "seed": job.start.seed, "delta": job.error.delta,
-        "matched": job.error.matched, "losses": [_short(loss) for loss in training.losses],
-        "roles": training.roles(),
-    }  # fmt: skip
-
-
-class _Matrix:
+class Matrix:
     """A hidden matrix in training: its learning rate and decay, its start, its balance so far."""
 
     def __init__(self, role: str, weight: Tensor, lr: float, weight_decay: float) -> None:
         self.role, self.weight, self.lr, self.weight_decay = role, weight, lr, weight_decay
-        self.first = weight.detach().clone()
-        self.before = self.first
+        self.first = self.before = weight.detach().clone()
         self.balances: list[float] = []
-
-    def keep(self) -> None:
-        self.before = self.weight.detach().clone()
 
     def note(self) -> None:
         """After a step: b = λ‖W‖/‖r̂‖, with r̂ = ((1 − ηλ)W_t − W_{t+1})/η."""
-        decayed = (1 - self.lr * self.weight_decay) * self.before
-        learned = _norm(decayed - self.weight.detach()) / self.lr
-        self.balances.append(self.weight_decay * _norm(self.before) / learned)
+        now, decayed = self.weight.detach(), (1 - self.lr * self.weight_decay) * self.before
+        learned = spectral(decayed - now) / self.lr
+        self.balances.append(self.weight_decay * spectral(self.before) / learned)
+        self.before = now.clone()
 
     def ended(self) -> dict[str, Any]:
         """W_T = D·W_0 + learned: what decay took from W_0, what was learned, and both as shares."""
         left = (1 - self.lr * self.weight_decay) ** len(self.balances)
-        whole, start = _norm(self.weight.detach()), _norm(self.first)
-        learned = _norm(self.weight.detach() - left * self.first)
+        whole, start = spectral(self.before), spectral(self.first)
+        learned = spectral(self.before - left * self.first)
         return {
             "taken": 1 - left, "gained": learned / start, "initial_share": left * start / whole,
-            "learned_share": learned / whole,
+            "learned_share": learned / whole, "balance": self.balances,
         }  # fmt: skip
 
 
-class _BalanceTraining:
-    def __init__(self, model: nn.Module, made: Plan, job: BalanceJob) -> None:
-        self.model, self.batches = model, job.start.batches()
-        self.device = next(model.parameters()).device
-        self.optimizer = torch.optim.AdamW(groups(model, made, job))
-        self.matrices = list(self._matrices(made))
-        self.losses: list[float] = []
-
-    def _matrices(self, made: Plan) -> Iterator[_Matrix]:
-        for group in self.optimizer.param_groups:
-            for name, weight in zip(group["param_names"], group["params"], strict=True):
-                role = made.parameters[name].role
-                if role in HIDDEN:
-                    yield _Matrix(role, weight, group["lr"], group["weight_decay"])
-
-    def step(self, step: int) -> None:
-        batch = Batch(*(tokens.to(self.device) for tokens in self.batches.at(step)))
-        loss = cross_entropy_of(self.model, batch)
-        self.losses.append(float(loss.detach()))
-        if not torch.isfinite(loss):
-            raise NonFiniteError(
-                f"The loss is {self.losses[-1]} at step {step}: lr = {RATE:g} is too large."
-            )
-        self.optimizer.zero_grad()
-        loss.backward()
-        for matrix in self.matrices:
-            matrix.keep()
-        self.optimizer.step()
-        for matrix in self.matrices:
-            matrix.note()
-
-    def roles(self) -> dict[str, dict[str, Any]]:
-        """Geometric means over layers."""
-        found: dict[str, dict[str, Any]] = {}
-        for role in HIDDEN:
-            matrices = [matrix for matrix in self.matrices if matrix.role == role]
-            ends = [matrix.ended() for matrix in matrices]
-            steps = zip(*(matrix.balances for matrix in matrices), strict=True)
-            found[role] = {
-                name: _short(geometric_mean([end[name] for end in ends])) for name in ends[0]
-            }
-            found[role]["balance"] = [_short(geometric_mean(values)) for values in steps]
-        return found
-
-
-def groups(model: nn.Module, made: Plan, job: BalanceJob) -> list[dict[str, Any]]:
-    """The plan's groups, with mis-scaled decay (and learning rate) of hidden matrices."""
-    ratio = job.start.width / job.start.base
-    rate, decay = job.error.rate(ratio), job.error.decay(ratio)
-    return made.param_groups(
-        model,
-        lr={"default": RATE, **dict.fromkeys(HIDDEN, RATE * rate)},
-        weight_decay={"default": DECAY, **dict.fromkeys(HIDDEN, DECAY * decay)},
-        eps=1e-12,
-        betas=(0.9, 0.95),
-    )
-
-
-def _norm(matrix: Tensor) -> float:
-    return float(norms.spectral_norm(matrix, "gram").value.sum())
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.5g}")
-
-
-@dataclass(frozen=True)
-class BalanceRow:
-    """A row of the table: the slope over width of the balance, or of a part of W_T."""
-
-    quantity: str
-    delta: float
-    rate_lowered: bool
-    role: str
-    slope: float
-    low: float
-    high: float
-    theory: float
-    verdict: str
-    "Whether the slope is theory's, ± 0.1."
-
-
-class DecayBalance(Experiment):
+class DecayBalance(FewStepsExperiment):
     """Decay against learning over the width, with correct and mis-scaled decay."""
 
-    name: ClassVar[str] = "decay-balance"
+    name, sizes = "decay-balance", SIZES
 
-    def cost(self, scale: Scale, workers: int) -> Cost:
-        size = SIZES[scale]
-        each = len(size.seeds) * size.steps
-        passes = {
-            width: each * (1 if width == min(size.widths) else len(ERRORS)) for width in size.widths
+    def jobs(self, size: FewSteps) -> dict[str, BalanceJob]:
+        """At the base there is nothing to mis-scale."""
+        return {
+            f"{error.label} width={width} seed={seed}": BalanceJob(size, width, seed, error)
+            for width in size.values
+            for error in (ERRORS if width > size.base else [NONE])
+            for seed in size.seeds
         }
-        return size.cost(passes, size.runs, workers)
 
-    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
-        size = SIZES[scale]
-        about = {
-            "family": repr(size.family), "base": min(size.widths), "steps": size.steps,
+    def about(self, size: FewSteps) -> dict[str, Any]:
+        return {
+            "family": repr(size.family), "base": size.base, "steps": size.steps,
             "batch": size.batch, "sequence": size.sequence, "lr": RATE, "weight_decay": DECAY,
-            "std": STD,
+            "std": size.std,
         }  # fmt: skip
-        run_jobs(
-            train_a_little,
-            jobs(size),
-            ledger=folder / "runs.jsonl",
-            about=about,
-            engine=how.engine,
-            report=how.report,
-            remark=how.remark,
-        )
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
-        size = SIZES[scale]
-        seen = _BalanceRuns(recorded(folder / "runs.jsonl", size.runs), size)
-        rows = [*_balance_rows(seen), *_relative_rows(seen), *_part_rows(seen)]
-        paths = [reports.save_csv([vars(row) for row in rows], folder / "slopes.csv")]
-        paths += reports.save_figure(_balance_figure(seen), folder / "balance", ("png", "svg"))
-        paths += reports.save_figure(_parts_figure(seen), folder / "parts", ("png", "svg"))
-        cells = [
-            (_NAMES[row.quantity], Error(row.delta, row.rate_lowered).label, *slope_cells(row))
-            for row in rows
+        size = self.sizes[scale]
+        seen = BalanceRuns(size, self.recorded(size, folder))
+        rows = Slopes(_rows(seen))
+        paths = [
+            reports.save_csv([row.columns() for row in rows], folder / "slopes.csv"),
+            *_figures(seen, folder),
         ]
-        head = ("slope over width of", "decay", *SLOPE_HEAD)
-        lines = (text_table(head, cells, right=("slope", "theory")), "", *_parts_lines(seen))
-        return Findings(lines, tuple(_claims(rows, seen)), tuple(paths))
+        lines = (rows.text("slope over width of", "decay"), "", *_parts_lines(seen))
+        return Findings(lines, tuple(_claims(rows, size)), tuple(paths))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
-        size = SIZES[scale]
+        size = self.sizes[scale]
         yield f"{self.name}: {', '.join(error.label for error in ERRORS)}, each over"
-        more = f"base learning rate {RATE:g}, base decay {DECAY:g}, std {STD:g}"
-        yield from size.described(more, size.runs)
+        yield from size.described()
+        more = f", base learning rate {RATE:g}, base decay {DECAY:g}, std {size.std:g}"
+        yield size.training(self.runs(size), more)
 
 
 EXPERIMENT = DecayBalance()
 
 
-def jobs(size: BalanceSize) -> dict[str, BalanceJob]:
-    return {
-        f"{error.label} width={width} seed={seed}": BalanceJob(
-            size.start(width, seed), error, size.steps
+@dataclass(frozen=True)
+class BalanceRuns:
+    """What the records hold, by seed over the widths."""
+
+    size: FewSteps
+    runs: Sequence[Run]
+
+    def table(self, error: Error, of: Callable[[Run], float]) -> Table:
+        """The base's runs belong to every error."""
+        own = (
+            run
+            for run in self.runs
+            if run["width"] == self.size.base or Error(run["delta"], run["matched"]) == error
         )
-        for width in size.widths
-        for error in (ERRORS if width > min(size.widths) else [NONE])
-        for seed in size.seeds
-    }
+        return self.size.table(own, of)
 
-
-class _BalanceRuns:
-    """Results by error, seed and width."""
-
-    def __init__(self, results: Mapping[str, Any], size: BalanceSize) -> None:
-        self.size, self._of = size, dict[tuple[Error, int, int], Mapping[str, Any]]()
-        for one in results.values():
-            of_base = one["width"] == min(size.widths)
-            for error in ERRORS if of_base else [Error(one["delta"], one["matched"])]:
-                self._of[error, one["seed"], one["width"]] = one
-
-    def table(self, error: Error, of: Callable[[Mapping[str, Any]], float]) -> list[list[float]]:
-        """By seed, over the widths."""
-        return [
-            [of(self._of[error, seed, width]) for width in self.size.widths]
-            for seed in self.size.seeds
-        ]
-
-    def balance(self, error: Error, role: str) -> list[list[float]]:
+    def balance(self, error: Error, role: str) -> Table:
         """The mean over steps."""
         return self.table(error, lambda run: geometric_mean(run["roles"][role]["balance"]))
 
-    def part(self, error: Error, name: str) -> list[list[float]]:
+    def part(self, error: Error, name: str) -> Table:
         """A part of W_T, the mean over roles."""
         return self.table(
             error, lambda run: geometric_mean([run["roles"][role][name] for role in HIDDEN])
         )
 
-    def fall(self, error: Error) -> list[list[float]]:
-        """How far the loss came down, in nats."""
-        return self.table(error, lambda run: run["losses"][0] - run["losses"][-1])
+    def line(self, error: Error, values: Table, power: float) -> Line:
+        """Means over seeds, with a power of the width from the first one on as theory."""
+        points, widths = means(values), self.size.values
+        theory = [points[0].value * (width / widths[0]) ** power for width in widths]
+        return panel_line(error.label, widths, points, theory)
 
 
-def _balance_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
-    """One for each error and role. The intervals of all hidden roles hold simultaneously."""
+def _rows(seen: BalanceRuns) -> Iterator[SlopeRow]:
+    def row(
+        quantity: str, error: Error, values: Table, theory: float, role: str = "all hidden"
+    ) -> SlopeRow:
+        of = {"quantity": quantity, "delta": error.delta, "rate_lowered": error.matched}
+        slope = fit_slope(seen.size.values, values)
+        rest = replace(slope, value=slope.value - theory)
+        return SlopeRow.judged(of, (_NAMES[quantity], error.label), role, slope, theory, rest)
+
     for error in ERRORS:
         for role in HIDDEN:
-            slope = fit_slope(seen.size.widths, seen.balance(error, role))
-            yield _row("balance", error, role, slope, error.delta, len(HIDDEN))
-
-
-def _relative_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
-    """The balance over that at δ = 0, seed by seed: other effects of the width cancel."""
+            yield row("balance", error, seen.balance(error, role), error.delta, role)
     for error in ERRORS:
         for role in HIDDEN if error.delta else ():
+            # Seed by seed, other effects of the width cancel.
             values = quotients(seen.balance(error, role), seen.balance(NONE, role))
-            slope = fit_slope(seen.size.widths, values)
-            yield _row("relative", error, role, slope, error.delta, len(HIDDEN))
-
-
-def _part_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:
-    """What was learned, over ‖W_0‖: by theory flat, or falling as the learning rate is lowered."""
+            yield row("relative", error, values, error.delta, role)
     for error in ERRORS:
-        slope = fit_slope(seen.size.widths, seen.part(error, "gained"))
-        yield _row("learned", error, "all hidden", slope, -error.delta if error.matched else 0.0, 1)
-
-
-def _row(
-    quantity: str, error: Error, role: str, slope: Slope, theory: float, comparisons: int
-) -> BalanceRow:
-    low, high = slope.interval(comparisons=comparisons)
-    beyond = replace(slope, value=slope.value - theory)
-    verdict = judge_flatness(beyond, tolerance=TOLERANCE, comparisons=comparisons).verdict
-    return BalanceRow(
-        quantity, error.delta, error.matched, role, slope.value, low, high, theory, verdict
-    )
+        yield row("learned", error, seen.part(error, "gained"), error.rate)
 
 
 _NAMES = {"balance": "b = λ‖W‖/‖r̂‖", "relative": "b over b at δ = 0", "learned": "‖learned‖/‖W_0‖"}
 
 
-def _claims(rows: Sequence[BalanceRow], seen: _BalanceRuns) -> Iterator[Claim]:
-    def chosen(quantity: str, wanted: Callable[[Error], bool]) -> list[BalanceRow]:
-        return [
-            row
-            for row in rows
-            if row.quantity == quantity and wanted(Error(row.delta, row.rate_lowered))
-        ]
+def _claims(rows: Slopes, size: FewSteps) -> list[Claim]:
+    def claim(says: str, seen: str, errors: int, verdict: Judged) -> Claim:
+        """Uses the base's runs, and those of its errors at the other widths."""
+        runs = len(size.seeds) * (1 + errors * (len(size.values) - 1))
+        return Claim(EXPERIMENT.name, says, f"slope over width of {seen}", runs, verdict)
 
-    right = chosen("balance", lambda error: error.delta == 0)
-    above = chosen("balance", lambda error: error.delta > 0)
-    below = chosen("balance", lambda error: error.delta < 0)
-    lowered = chosen("learned", lambda error: error.matched)
-    law = chosen("relative", lambda error: not error.matched)
-    slower = chosen("relative", lambda error: error.matched)
-    # Every claim uses the base's runs, and those of its errors at the other widths.
-    seeds, beyond = len(seen.size.seeds), len(seen.size.seeds) * (len(seen.size.widths) - 1)
-    flat = [row.role for row in right if row.verdict == "pass"]
-    found: list[tuple[str, str, int, Verdict | Literal["ours"]]] = [
-        ("λ ∝ n keeps decay and learning in balance at every width",
-         f"b = λ‖W‖/‖r̂‖: {_range(right)}; within ±{TOLERANCE} for {', '.join(flat) or 'no role'}",
-         1, as_theory(right)),
-        ("λ ∝ n^(1+δ): decay outgrows learning", f"b: {_range(above)}", 4, _beyond(above, 1)),
-        ("λ ∝ n^(1−δ): decay vanishes next to learning", f"b: {_range(below)}", 2,
-         _beyond(below, -1)),
-        ("With η ∝ n^(−1−δ) as well, what is learned becomes negligible",
-         f"‖learned‖/‖W_0‖: {_range(lowered)}", 2, _beyond(lowered, -1)),
-        ("How does the balance depend on the width? By theory as n^δ",
-         f"b over b at δ = 0, at the rule's own learning rate: {_range(law)}; with η lowered: "
-         f"{_range(slower)}", 7, "ours"),
+    right = rows.where(quantity="balance", delta=0.0)
+    above = rows.where(lambda of: of["delta"] > 0, quantity="balance")
+    below = rows.where(lambda of: of["delta"] < 0, quantity="balance")
+    lowered = rows.where(quantity="learned", rate_lowered=True)
+    law, slower = (rows.where(quantity="relative", rate_lowered=one) for one in (False, True))
+    flat = ", ".join(row.role for row in right if row.verdict == "pass") or "no role"
+    return [
+        claim("λ ∝ n keeps decay and learning in balance at every width",
+              f"b = λ‖W‖/‖r̂‖: {_by_delta(right)}; within ±{TOLERANCE} for {flat}", 1,
+              right.as_theory()),
+        claim("λ ∝ n^(1+δ): decay outgrows learning", f"b: {_by_delta(above)}", 4,
+              above.beyond(1)),
+        claim("λ ∝ n^(1−δ): decay vanishes next to learning", f"b: {_by_delta(below)}", 2,
+              below.beyond(-1)),
+        claim("With η ∝ n^(−1−δ) as well, what is learned becomes negligible",
+              f"‖learned‖/‖W_0‖: {_by_delta(lowered)}", 2, lowered.beyond(-1)),
+        claim("How does the balance depend on the width? By theory as n^δ",
+              f"b over b at δ = 0, at the rule's own learning rate: {_by_delta(law)}; with η "
+              f"lowered: {_by_delta(slower)}", 7, "ours"),
     ]  # fmt: skip
-    for says, text, errors, verdict in found:
-        shown = f"slope over width of {text}"
-        yield Claim("decay-balance", says, shown, seeds + errors * beyond, verdict)
 
 
-def _range(rows: Sequence[BalanceRow]) -> str:
-    """By δ the extreme roles, each with its interval."""
-    texts: list[str] = []
-    for delta in dict.fromkeys(row.delta for row in rows):
-        some = sorted((row for row in rows if row.delta == delta), key=lambda row: row.slope)
-        ends = [
-            f"{signed(row.slope, row.low, row.high)} ({row.role})"
-            for row in dict.fromkeys((some[0], some[-1]))
-        ]
-        texts.append(f"{' to '.join(ends)} at {Error(delta).label}")
-    return "; ".join(texts)
-
-
-def _beyond(rows: Sequence[BalanceRow], sign: int) -> Verdict:
-    """Agrees if all slopes are beyond the tolerance on that side, disagrees if one is not."""
-    nearest = [row.low if sign > 0 else -row.high for row in rows]
-    farthest = [row.high if sign > 0 else -row.low for row in rows]
-    return decided(min(nearest) > TOLERANCE, min(farthest) < TOLERANCE)
+def _by_delta(rows: Slopes) -> str:
+    deltas = dict.fromkeys(row.of["delta"] for row in rows)
+    return "; ".join(
+        f"{rows.where(delta=delta).extremes()} at {Error(delta).label}" for delta in deltas
+    )
 
 
 _PARTS = {
@@ -436,69 +305,55 @@ _PARTS = {
 }
 
 
-def _parts_lines(seen: _BalanceRuns) -> Iterator[str]:
+def _parts_lines(seen: BalanceRuns) -> Iterator[str]:
     """W_T = D·W_0 + learned at both ends of the widths, and the loss."""
     size, rows = seen.size, list[list[str]]()
     for error in ERRORS:
         for place in (0, -1):
-            parts = [
-                geometric([row[place] for row in seen.part(error, name)]).value for name in _PARTS
-            ]
-            fall = sum(row[place] for row in seen.fall(error)) / len(size.seeds)
+            parts = [means(seen.part(error, name))[place].value for name in _PARTS]
+            falls = seen.table(error, lambda run: run["losses"][0] - run["losses"][-1])
+            fall = sum(row[place] for row in falls) / len(size.seeds)
             numbers = [*(f"{part:.3f}" for part in parts), f"{fall:.2f}"]
-            rows.append([error.label, str(size.widths[place]), *numbers])
+            rows.append([error.label, str(size.values[place]), *numbers])
     yield f"W_T = D·W_0 + learned after {size.steps} steps, mean over seeds and hidden matrices"
     head = ["decay", "width", *_PARTS.values(), "fall of the loss"]
     yield text_table(head, rows, right=head[1:])
 
 
-def _balance_figure(seen: _BalanceRuns) -> "Figure":
-    errors = [error for error in ERRORS if not error.matched]
-    panels = [
-        Panel(
-            role.replace("_", " "),
-            [_curve(seen, error, seen.balance(error, role), error.delta) for error in errors],
-        )
+def _figures(seen: BalanceRuns, folder: Path) -> list[Path]:
+    seeds = len(seen.size.seeds)
+    balance = {
+        role: [
+            seen.line(error, seen.balance(error, role), error.delta)
+            for error in ERRORS
+            if not error.matched
+        ]
         for role in HIDDEN
-    ]
-    return draw_panels(
-        panels,
-        x_label="width n",
-        log_x=True,
-        y_label="b = λ‖W‖/‖r̂‖",
-        title=f"Decay beside learning, λ ∝ n$^{{1+δ}}$ ({len(seen.size.seeds)} seeds, bands: 95 % "
-        "intervals)",
-        theory="theory: b ∝ n$^δ$",
-    )
-
-
-def _parts_figure(seen: _BalanceRuns) -> "Figure":
-    """To first order decay takes a share ∝ ηλ of W_0, and learning gives one ∝ η."""
-    taken, gained = (
-        [_curve(seen, error, seen.part(error, name), slope(error)) for error in ERRORS]
-        for name, slope in (
-            ("taken", lambda error: 0.0 if error.matched else error.delta),
-            ("gained", lambda error: -error.delta if error.matched else 0.0),
-        )
-    )
-    return draw_panels(
-        [
-            Panel("taken by decay, 1 − D", taken),
-            Panel("learned, ‖learned‖/‖W_0‖", gained),
+    }
+    # To first order decay takes a share ∝ ηλ of W_0, and learning gives one ∝ η.
+    parts = {
+        "taken by decay, 1 − D": [
+            seen.line(error, seen.part(error, "taken"), error.delta + error.rate)
+            for error in ERRORS
         ],
-        x_label="width n",
-        log_x=True,
-        y_label="share of ‖W_0‖",
-        title=f"W_T = D·W_0 + learned after {seen.size.steps} steps, λ ∝ n$^{{1+δ}}$ "
-        f"({len(seen.size.seeds)} seeds)",
-        theory="theory: ∝ ηλ, ∝ η",
-    )
-
-
-def _curve(
-    seen: _BalanceRuns, error: Error, values: Sequence[Sequence[float]], slope: float
-) -> Line:
-    """With a line of that slope from the first mean on."""
-    found, widths = [geometric(column) for column in zip(*values, strict=True)], seen.size.widths
-    line = [found[0].value * (width / widths[0]) ** slope for width in widths]
-    return panel_line(error.label, widths, found, line)
+        "learned, ‖learned‖/‖W_0‖": [
+            seen.line(error, seen.part(error, "gained"), error.rate) for error in ERRORS
+        ],
+    }
+    return [
+        *save_panels(
+            folder / "balance",
+            balance,
+            y_label="b = λ‖W‖/‖r̂‖",
+            title=f"Decay beside learning, λ ∝ n$^{{1+δ}}$ ({seeds} seeds, bands: 95 % intervals)",
+            theory="theory: b ∝ n$^δ$",
+        ),
+        *save_panels(
+            folder / "parts",
+            parts,
+            y_label="share of ‖W_0‖",
+            title=f"W_T = D·W_0 + learned after {seen.size.steps} steps, λ ∝ n$^{{1+δ}}$ "
+            f"({seeds} seeds)",
+            theory="theory: ∝ ηλ, ∝ η",
+        ),
+    ]

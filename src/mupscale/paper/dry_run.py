@@ -84,22 +84,16 @@ def _row(run: RunConfig, found: Lengths) -> list[str]:
     name = printed_name(run)
     if name is None:
         return []
-    cells = cells_of(name)
-    by_column = {cell.column: cell for cell in cells}
-    ours = {"batch (sequences)": found.batch, "iterations": found.steps}
-    wrong = [
-        f"{cell.column} is {cell.computed}, printed {cell.printed}"
-        for cell in cells
-        if not cell.equal
-    ]
+    cells, ours = cells_of(name), {"batch (sequences)": found.batch, "iterations": found.steps}
+    wrong = [cell.difference for cell in cells if not cell.equal]
     wrong += [
-        f"{column} of the run is {value}, printed {by_column[column].printed}"
-        for column, value in ours.items()
-        if str(value) != by_column[column].printed
+        f"{cell.column} of the run is {ours[cell.column]}, printed {cell.printed}"
+        for cell in cells
+        if cell.column in ours and str(ours[cell.column]) != cell.printed
     ]
     if wrong:
         raise OptionError(f"The paper's row {name} differs: {'; '.join(wrong)}.")
-    computed = " | ".join(cell.computed for cell in cells)
+    computed = " | ".join(cell.ours for cell in cells)
     return [f"  the paper's {name}: {computed}: equal to the printed digit"]
 
 

@@ -6,7 +6,6 @@ averaging over inputs would remove the growing spread, √(r/2n), which is the f
 message. The paper does not state its width; ours is 384.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from mupscale.theory.units import KeyValue
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_DRAWS = "expected-norms.jsonl"
 _AT_ONCE = 8_000_000
 """Entries per batch of draws: 32 MB of float32."""
 
@@ -85,19 +85,21 @@ class NormPoint:
     theory: float
 
 
-def run(config: Config, advance: Callable[[int], object] = lambda _: None) -> list[Draw]:
-    """All draws; `advance` gets the number of new draws."""
-    generator = torch.Generator().manual_seed(config.seed)
-    return [draw for r in config.repetitions for draw in _draws(config, r, generator, advance)]
+def run(config: Config, report: Callable[[int, int], None] = QUIETLY.report) -> list[Draw]:
+    """All draws."""
+    generator, draws = torch.Generator().manual_seed(config.seed), list[Draw]()
+    for r in config.repetitions:
+        for batch in _batches(config, r, generator):
+            draws += batch
+            report(len(draws), config.draws * len(config.repetitions))
+    return draws
 
 
-def _draws(
-    config: Config, r: int, generator: torch.Generator, advance: Callable[[int], object]
-) -> Iterator[Draw]:
+def _batches(config: Config, r: int, generator: torch.Generator) -> Iterator[list[Draw]]:
     n, rows = config.width, config.width // r
-    batch = max(1, _AT_ONCE // (n * rows))
-    for start in range(0, config.draws, batch):
-        count = min(batch, config.draws - start)
+    most = max(1, _AT_ONCE // (n * rows))
+    for start in range(0, config.draws, most):
+        count = min(most, config.draws - start)
         W = torch.randn(count, rows, n, generator=generator)
         x = torch.randn(count, n, 1, generator=generator)
         # ‖W⊕‖ = √r‖W‖ and ‖W⊕x‖ = √r‖Wx‖ exactly (lemma 1), so the stack itself need not be built.
@@ -105,8 +107,7 @@ def _draws(
         spectral = norms.spectral_norm(W, "gram").value * scale
         expected = (W @ x).norm(dim=(1, 2)) / x.norm(dim=(1, 2)) * scale
         pairs = zip(spectral.tolist(), expected.tolist(), strict=True)
-        yield from (Draw(r, start + k, *pair) for k, pair in enumerate(pairs))
-        advance(count)
+        yield [Draw(r, start + k, *pair) for k, pair in enumerate(pairs)]
 
 
 def summarize(config: Config, draws: Sequence[Draw]) -> list[NormPoint]:
@@ -130,23 +131,14 @@ def _theory(norm: str) -> Expr:
     return formulas.tidy(estimates.repeated(own, formulas.r))
 
 
-def save(config: Config, draws: Sequence[Draw], folder: Path) -> list[Path]:
-    """The draws as JSON lines, the points as CSV, the figure as PNG, SVG and PDF."""
-    points, stem = summarize(config, draws), folder / "expected-norms"
-    data = stem.with_suffix(".jsonl")
-    records.write_rows(data, draws)
-    table = reports.save_csv([vars(point) for point in points], stem.with_suffix(".csv"))
-    return [data, table, *reports.save_figure(_figure(config, points), stem)]
-
-
 def _figure(config: Config, points: Sequence[NormPoint]) -> "Figure":
     labels = {"spectral": "spectral norm ‖W⊕‖", "expected": "expected operator norm ‖W⊕‖$_E$"}
     bands: list[reports.Band] = []
     for norm, label in labels.items():
         own = [p for p in points if p.norm == norm]
-        x, mean, sd = [p.r for p in own], [p.mean for p in own], [p.sd for p in own]
-        name = f"theory: {formulas.inline(_theory(norm))}"
-        bands.append(reports.Band(label, x, mean, sd, [p.theory for p in own], name))
+        columns = ([getattr(p, name) for p in own] for name in ("r", "mean", "sd", "theory"))
+        theory = f"theory: {formulas.inline(_theory(norm))}"
+        bands.append(reports.Band(label, *columns, theory_label=theory))
     return reports.draw_bands(
         bands,
         x_label="repetitions r of each key/value head",
@@ -171,30 +163,20 @@ class ExpectedNorms(Experiment):
         self.run_with(SIZES[scale], folder, how.report)
 
     def run_with(self, config: Config, folder: Path, report: Callable[[int, int], None]) -> None:
-        done, total = 0, config.draws * len(config.repetitions)
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            report(done, total)
-
-        save(config, run(config, advance), folder)
+        records.write_rows(folder / _DRAWS, run(config, report))
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
         return self.findings_with(SIZES[scale], folder)
 
     def findings_with(self, config: Config, folder: Path) -> Findings:
-        refuse_empty(folder, "expected-norms.jsonl")
-        rows, _ = records.read_lines(folder / "expected-norms.jsonl")
-        draws = [Draw(**row) for row in rows]
-        points = summarize(config, draws)
-        data = {
-            "config": dataclasses.asdict(config),
-            "points": [dataclasses.asdict(point) for point in points],
-        }
-        return Findings(
-            tuple(_lines(points)), tuple(_claims(points)), tuple(save(config, draws, folder)), data
-        )
+        refuse_empty(folder, _DRAWS)
+        rows, _ = records.read_lines(folder / _DRAWS)
+        points = summarize(config, [Draw(**row) for row in rows])
+        figure, stem = _figure(config, points), folder / "expected-norms"
+        table = reports.save_csv([vars(point) for point in points], stem.with_suffix(".csv"))
+        paths = (folder / _DRAWS, table, *reports.save_figure(figure, stem))
+        data = {"config": vars(config), "points": [vars(point) for point in points]}
+        return Findings(tuple(_lines(points)), tuple(_claims(points)), paths, data)
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         config = SIZES[scale]
@@ -214,20 +196,21 @@ def _claims(points: Sequence[NormPoint]) -> Iterator[Claim]:
     """Means must be within 4 % (spectral: theory is a limit) and 2 % of theory, the spread within
     5 % and its own noise.
     """
-    draws = sum(point.draws for point in points) // 2
-    for norm, says in (
-        ("spectral", "The spectral norm of the repeated matrix grows as 1 + √r"),
-        ("expected", "The expected operator norm of the repeated matrix stays at 1"),
+    spectral, expected = (
+        [point for point in points if point.norm == norm] for norm in ("spectral", "expected")
+    )
+    first, last = expected[0], expected[-1]
+    draws = sum(point.draws for point in expected)
+    for own, allowed, says in (
+        (spectral, 0.04, "The spectral norm of the repeated matrix grows as 1 + √r"),
+        (expected, 0.02, "The expected operator norm of the repeated matrix stays at 1"),
     ):
-        own = [point for point in points if point.norm == norm]
         off = max(abs(point.mean / point.theory - 1) for point in own)
-        allowed = 0.04 if norm == "spectral" else 0.02
-        span = f"for r = {own[0].r} to {own[-1].r} at n = {own[0].width}"
+        span = f"for r = {first.r} to {last.r} at n = {first.width}"
         seen = f"means at most {off:.1%} from theory, {span}"
         yield Claim(ExpectedNorms.name, says, seen, draws, decided(off < allowed, True))
-    own = [point for point in points if point.norm == "expected"]
-    ratios = [point.sd / (point.r / 2 / point.width) ** 0.5 for point in own]
-    allowed = 0.05 + 3 / (2 * own[0].draws) ** 0.5
+    ratios = [point.sd / (point.r / 2 / point.width) ** 0.5 for point in expected]
+    allowed = 0.05 + 3 / (2 * first.draws) ** 0.5
     verdict = decided(all(abs(ratio - 1) < allowed for ratio in ratios), True)
     words = f"its sd over draws is {min(ratios):.2f} to {max(ratios):.2f} times √(r/2n)"
     yield Claim(ExpectedNorms.name, "Its spread grows with r", words, draws, verdict)

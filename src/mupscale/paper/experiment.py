@@ -2,12 +2,15 @@
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from itertools import groupby
+from operator import add
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
+from mupscale import reports
 from mupscale.engines import Engine
 from mupscale.errors import OptionError
 from mupscale.paper.claims import Claim
@@ -24,8 +27,7 @@ class Cost:
     hours: float
 
     def __add__(self, other: "Cost") -> "Cost":
-        runs, tokens = self.runs + other.runs, self.tokens + other.tokens
-        return Cost(runs, tokens, self.hours + other.hours)
+        return Cost(*map(add, astuple(self), astuple(other)))
 
     def __str__(self) -> str:
         hours = f"{self.hours * 60:.0f} minutes" if self.hours < 1.5 else f"{self.hours:,.1f} hours"
@@ -51,9 +53,10 @@ class Execution:
     report: Callable[[int, int], None] = lambda done, total: None
     remark: Callable[[str], None] = lambda text: None
 
-    def after(self, before: int, total: int) -> Callable[[int, int], None]:
-        """A callback for a part of the runs, which starts when `before` others are done."""
-        return lambda done, _: self.report(before + done, total)
+    def part(self, before: int, total: int) -> dict[str, Any]:
+        """The same for a part of the runs, which starts when `before` others are done."""
+        how = Execution(self.engine, lambda done, _: self.report(before + done, total), self.remark)
+        return vars(how)
 
 
 QUIETLY = Execution()
@@ -96,3 +99,61 @@ class Experiment(ABC):
 def refuse_empty(folder: Path, records: str) -> None:
     if not (folder / records).exists():
         raise OptionError(f"{folder} holds no {records}: nothing was run there yet.")
+
+
+@dataclass(frozen=True)
+class PrintedCell:
+    """A cell of a table of the paper, as printed and as we compute it."""
+
+    row: str
+    column: str
+    printed: str
+    ours: str
+    equal: bool
+
+    @property
+    def difference(self) -> str:
+        return f"{self.column} is {self.ours}, printed {self.printed}"
+
+
+def equal_cells(cells: Sequence[PrintedCell]) -> str:
+    return f"{sum(cell.equal for cell in cells)} of {len(cells)} cells"
+
+
+class PrintedTable(Experiment):
+    """Tables of the paper, computed when needed: nothing to run, and the same at both scales."""
+
+    head: ClassVar[tuple[str, ...]]
+    "Of the CSV file."
+
+    @abstractmethod
+    def cells(self) -> list[PrintedCell]: ...
+
+    def rows(self) -> list[list[str]]:
+        """Each row's name, our cells, and whether they are as printed."""
+        rows: list[list[str]] = []
+        for row, group in groupby(self.cells(), lambda cell: cell.row):
+            cells = list(group)
+            equal = "equal" if all(cell.equal for cell in cells) else "differs"
+            rows.append([row, *(cell.ours for cell in cells), equal])
+        return rows
+
+    @abstractmethod
+    def lines(self) -> Iterator[str]: ...
+
+    @abstractmethod
+    def claims(self) -> list[Claim]: ...
+
+    def cost(self, scale: Scale, workers: int) -> None:
+        """It takes seconds."""
+
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
+        how.report(1, 1)
+
+    def findings(self, scale: Scale, folder: Path) -> Findings:
+        rows = [dict(zip(self.head, astuple(cell), strict=True)) for cell in self.cells()]
+        path = reports.save_csv(rows, folder / f"{self.name}.csv")
+        return Findings(tuple(self.lines()), tuple(self.claims()), (path,))
+
+    def dry_run(self, scale: Scale) -> Iterator[str]:
+        return self.lines()

@@ -1,37 +1,43 @@
-"""What experiments of a few training steps share: their models, checks on disk, costs, slopes."""
+"""What experiments of a few training steps share: models, runs on disk, cost, slopes, figures."""
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from operator import methodcaller
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from mupscale.analysis import Estimate
+from mupscale import norms, reports
+from mupscale.analysis import Estimate, Slope, judge_flatness
 from mupscale.checks import CheckResult, Criteria, Setup, coordinate_check
 from mupscale.checks.check import QUANTITIES, judge
 from mupscale.checks.judging import NormTable
-from mupscale.checks.statistics import STATISTICS, by_step
-from mupscale.data import Batches, open_corpus
+from mupscale.checks.statistics import STATISTICS, by_step, geometric_mean
+from mupscale.data import Batch, Batches, open_corpus
+from mupscale.engines import run_jobs
 from mupscale.engines.ledger import Ledger
 from mupscale.errors import OptionError
-from mupscale.models import GPT, GPTConfig
+from mupscale.models import GPT
 from mupscale.paper.claims import Verdict, decided
 from mupscale.paper.costs import training_operations
-from mupscale.paper.experiment import Cost, Execution, refuse_empty
+from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Scale, refuse_empty
 from mupscale.planning import Plan, plan
-from mupscale.reports.panels import Line
+from mupscale.reports.panels import Line, Panel, draw_panels
 from mupscale.targets import Family
+from mupscale.text import text_table
 from mupscale.theory import Rule, rule_named
 from mupscale.training.devices import device_named
 
 HIDDEN = ("query", "key", "value", "attention_output", "mlp_in", "mlp_out")
 """The matrices whose both sides grow with the width, which the paper's claims are about."""
 
-RULE, STD = rule_named("complete-p"), 0.1
+RULE = rule_named("complete-p")
 """Of models over width, unless an experiment varies just that."""
 
 KV_HEADS = (12, 6, 4, 3, 2, 1)
@@ -45,183 +51,223 @@ _NORMS, _SECONDS = 1.5, 1.0
 takes one second per run.
 """
 
-
-@dataclass(frozen=True)
-class Start:
-    """A model before its first step: its width, rule, seed and data."""
-
-    family: Family
-    width: int
-    base: int
-    seed: int
-    rule: Rule
-    std: float
-    batch: int
-    sequence: int
-
-    def made(self) -> tuple[nn.Module, Plan]:
-        """The initialized model, on the fastest device, and its plan."""
-        model, made = planned(self.family, self.width, self.base, self.rule)
-        made.initialize_(model, std=self.std, seed=self.seed)
-        return model.to(device_named()), made
-
-    def batches(self) -> Batches:
-        corpus = open_corpus("python-stdlib")
-        return Batches(corpus, batch=self.batch, sequence=self.sequence, seed=self.seed)
+Judged = Verdict | Literal["ours"]
+Run = Mapping[str, Any]
+Table = Sequence[Sequence[float]]
+"""By seed, over the sizes."""
 
 
 @dataclass(frozen=True)
-class OverWidth:
-    """A family over width, and how its members are trained for a few steps."""
+class FewSteps:
+    """A family over one dimension, and how its members are trained for a few steps."""
 
     family: Family
-    widths: tuple[int, ...]
+    values: tuple[int, ...]
+    "Of the dimension, the base's first."
     seeds: tuple[int, ...]
     steps: int
     batch: int
     sequence: int
-
-    def start(self, width: int, seed: int) -> Start:
-        return Start(
-            self.family, width, min(self.widths), seed, RULE, STD, self.batch, self.sequence
-        )
-
-    def cost(self, passes: Mapping[int, int], runs: int, workers: int) -> Cost:
-        """Of this number of passes over a batch at each width."""
-        models = {shape_of(self.family, width=width): count for width, count in passes.items()}
-        return few_steps_cost(models, self.batch * self.sequence, self.sequence, runs, workers)
-
-    def described(self, more: str, runs: int) -> Iterator[str]:
-        """Build each width on the meta device, plan it, and describe it; then the training."""
-        for width in self.widths:
-            model, made = planned(on_meta(self.family), width, min(self.widths), RULE)
-            yield f"  {described(model)}; learning rate of a hidden matrix × {_rate(made):.4g}"
-        yield (
-            f"{len(self.seeds)} seeds, {self.steps} steps of {self.batch} × {self.sequence} "
-            f"tokens, {more}: {runs} runs"
-        )
-
-
-# The widths of the paper's weight-decay table and one beyond, with its heads of 64, and ten seeds.
-PAPER_WIDTHS = (
-    Family("gpt:jwd-small,vocabulary=256,context=1024"),
-    (384, 768, 1024, 2048),
-    tuple(range(1, 11)),
-)
-
-
-@dataclass(frozen=True)
-class OverHeads:
-    """A model with 12 query heads over the number of key/value heads: one check per rule."""
-
-    family: Family
-    seeds: tuple[int, ...]
-    steps: int
-    sequence: int
-    batch: int = 1
-    std: float = 0.02
-    kv_heads: tuple[int, ...] = KV_HEADS
+    std: float = 0.1
+    vary: str = "width"
 
     @property
-    def setup(self) -> Setup:
-        return Setup(lr=2**-13, eps=1e-12, std=self.std, batch=self.batch, sequence=self.sequence)
+    def base(self) -> int:
+        return self.values[0]
 
     @property
     def starts(self) -> int:
-        """Runs of one check: models times seeds."""
-        return len(self.kv_heads) * len(self.seeds)
+        """Models times seeds."""
+        return len(self.values) * len(self.seeds)
 
-    def cost(self, rules: int, workers: int) -> Cost:
-        passes = rules * len(self.seeds) * (self.steps + 1)
-        models = {shape_of(self.family, n_kv_heads=heads): passes for heads in self.kv_heads}
-        tokens, runs = self.batch * self.sequence, rules * self.starts
-        return few_steps_cost(models, tokens, self.sequence, runs, workers)
+    def setup(self, eps: float = 1e-12) -> Setup:
+        return Setup(
+            lr=2**-13, eps=eps, std=self.std, batch=self.batch, sequence=self.sequence,
+            seeds=self.seeds, steps=self.steps,
+        )  # fmt: skip
 
-    def run(
-        self, rules: Mapping[str, Rule], folder: Path, how: Execution, total: int | None = None
-    ) -> dict[str, CheckResult]:
-        """A check in `folder/NAME` for each rule; runs that are already there are not repeated."""
-        total = len(rules) * self.starts if total is None else total
-        return {
-            name: coordinate_check(
-                self.family,
-                {"n_kv_heads": self.kv_heads},
-                rule=rule,
-                seeds=self.seeds,
-                steps=self.steps,
-                setup=self.setup,
-                engine=how.engine,
-                folder=folder / name,
-                report=how.after(number * self.starts, total),
-                remark=how.remark,
+    def model(self, value: int, device: str = "meta") -> GPT:
+        model = Family(self.family.name, device)(**{self.vary: value})
+        assert isinstance(model, GPT)
+        return model
+
+    def planned(self, value: int, rule: Rule = RULE, device: str = "meta") -> tuple[GPT, Plan]:
+        model, base = self.model(value, device), self.model(self.base, device)
+        return model, plan(model, base=base, optimizer="adamw", rule=rule)
+
+    def described(self, rules: Iterable[Rule] = (RULE,)) -> Iterator[str]:
+        """Each model, with the factor on a learning rate under each rule."""
+        over_width = self.vary == "width"
+        role, name = ("mlp_in", "a hidden matrix") if over_width else ("key", "keys")
+        for value in self.values:
+            model = self.model(value)
+            shape, count = model.config, model.parameter_counts().non_embedding
+            plans = [self.planned(value, rule)[1].parameters.values() for rule in rules]
+            rates = [next(one.lr for one in every if one.role == role) for every in plans]
+            yield (
+                f"  width {shape.width}, depth {shape.depth}, {shape.n_heads} heads of "
+                f"{shape.head_size}, r = {shape.repetitions}, {count / 1e6:.2f} M non-embedding "
+                f"parameters; learning rate of {name} × {', '.join(f'{r:.4g}' for r in rates)}"
             )
-            for number, (name, rule) in enumerate(rules.items())
-        }
 
-    def described(self, rules: Mapping[str, Rule]) -> Iterator[str]:
-        """Each model, with the factor on the learning rate of its keys under each rule."""
-        build = on_meta(self.family)
-        base = build(n_kv_heads=max(self.kv_heads))
-        for heads in self.kv_heads:
-            model = build(n_kv_heads=heads)
-            rates = [
-                _rate(plan(model, base=base, optimizer="adamw", rule=rule), "key")
-                for rule in rules.values()
-            ]
-            factors = ", ".join(f"{rate:.4g}" for rate in rates)
-            yield f"  {described(model)}; learning rate of keys × {factors}"
+    def training(self, runs: int, more: str = "") -> str:
+        return (
+            f"{len(self.seeds)} seeds, {self.steps} steps of {self.batch} × {self.sequence} "
+            f"tokens{more}: {runs} runs"
+        )
+
+    def table(self, runs: Iterable[Run], of: Callable[[Run], Any]) -> list[list[Any]]:
+        """Something of each run over the width, by seed."""
+        found = {(run["seed"], run["width"]): of(run) for run in runs}
+        return [[found[seed, value] for value in self.values] for seed in self.seeds]
 
 
-def planned(family: Family, width: int, base: int, rule: Rule) -> tuple[nn.Module, Plan]:
-    """A width of the family with its plan from the base."""
-    model = family(width=width)
-    return model, plan(model, base=family(width=base), optimizer="adamw", rule=rule)
+# The widths of the paper's weight-decay table and one beyond, with its heads of 64, and ten seeds.
+PAPER_WIDTHS = FewSteps(
+    Family("gpt:jwd-small,vocabulary=256,context=1024"), (384, 768, 1024, 2048),
+    tuple(range(1, 11)), 5, 4, 1024,
+)  # fmt: skip
+
+# The paper's coordinate check, over bytes.
+PAPER_HEADS = FewSteps(
+    Family("gpt:coordinate_12,vocabulary=256"), KV_HEADS, tuple(range(1, 11)), 5, 1, 1024,
+    vary="n_kv_heads",
+)  # fmt: skip
 
 
-def _rate(made: Plan, role: str = "mlp_in") -> float:
-    return next(one.lr for one in made.parameters.values() if one.role == role)
+@dataclass(frozen=True)
+class Start(ABC):
+    """A job: what is done with a model over width from its start on."""
+
+    size: FewSteps
+    width: int
+    seed: int
+
+    @abstractmethod
+    def result(self) -> dict[str, Any]: ...
+
+    def made(self) -> tuple[nn.Module, Plan]:
+        """The initialized model, on the fastest device, and its plan."""
+        model, made = self.size.planned(self.width, device="cpu")
+        made.initialize_(model, std=self.size.std, seed=self.seed)
+        return model.to(device_named()), made
+
+    def batches(self) -> Iterator[Batch]:
+        """Of all steps, on the model's device."""
+        size, corpus = self.size, open_corpus("python-stdlib")
+        batches = Batches(corpus, batch=size.batch, sequence=size.sequence, seed=self.seed)
+        for step in range(size.steps):
+            yield Batch(*(tokens.to(device_named()) for tokens in batches.at(step)))
 
 
-def on_meta(family: Family) -> Family:
-    """The same without memory for weights."""
-    return Family(family.name, device="meta")
+class FewStepsExperiment(Experiment):
+    """Coordinate checks, each in a folder of its name, and jobs in a ledger."""
 
+    sizes: ClassVar[Mapping[Scale, FewSteps]]
+    checks: ClassVar[Mapping[str, Rule]] = {}
+    ledger: ClassVar[str] = "runs.jsonl"
 
-def shape_of(family: Family, **dimension: int) -> GPTConfig:
-    model = on_meta(family)(**dimension)
-    assert isinstance(model, GPT)
-    return model.config
+    def setup(self, check: str, size: FewSteps) -> Setup:
+        return size.setup()
 
+    def jobs(self, size: FewSteps) -> Mapping[str, Start]:
+        return {}
 
-def described(model: nn.Module) -> str:
-    assert isinstance(model, GPT)
-    shape, count = model.config, model.parameter_counts().non_embedding
-    return (
-        f"width {shape.width}, depth {shape.depth}, {shape.n_heads} heads of {shape.head_size}, "
-        f"r = {shape.repetitions}, {count / 1e6:.2f} M non-embedding parameters"
-    )
+    def about(self, size: FewSteps) -> Mapping[str, Any]:
+        """The settings of all jobs, which the ledger keeps."""
+        return {}
+
+    def runs(self, size: FewSteps) -> int:
+        return len(self.checks) * size.starts + len(self.jobs(size))
+
+    def cost(self, scale: Scale, workers: int) -> Cost:
+        size = self.sizes[scale]
+        runs, tokens = self.runs(size), size.batch * size.sequence
+        of_checks = len(self.checks) * len(size.seeds) * (size.steps + 1)
+        passes = Counter(dict.fromkeys(size.values, of_checks))
+        for job in self.jobs(size).values():
+            passes[job.width] += job.size.steps
+        operations = sum(
+            count * training_operations(size.model(value).config, size.sequence, tokens)
+            for value, count in passes.items()
+        )
+        seconds = _NORMS * operations / _operations_per_second() + _SECONDS * runs
+        return Cost(runs, tokens * passes.total(), seconds / max(1, min(workers, runs)) / 3600)
+
+    def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
+        size = self.sizes[scale]
+        jobs, runs = self.jobs(size), self.runs(size)
+        for number, (name, rule) in enumerate(self.checks.items()):
+            coordinate_check(
+                size.family,
+                {size.vary: size.values},
+                rule=rule,
+                setup=self.setup(name, size),
+                folder=folder / name,
+                **how.part(number * size.starts, runs),
+            )
+        if jobs:
+            run_jobs(
+                methodcaller("result"),
+                jobs,
+                ledger=folder / self.ledger,
+                about=self.about(size),
+                **how.part(runs - len(jobs), runs),
+            )
+
+    def checked(self, size: FewSteps, folder: Path) -> dict[str, CheckResult]:
+        return {name: recorded_check(folder / name, size.starts) for name in self.checks}
+
+    def recorded(self, size: FewSteps, folder: Path) -> Sequence[Run]:
+        """The results of the jobs."""
+        _, results = recorded(folder / self.ledger, len(self.jobs(size)))
+        return list(results.values())
 
 
 def recorded_check(folder: Path, runs: int) -> CheckResult:
     """The verdict on a coordinate check whose runs are all in the folder."""
-    results = recorded(folder / "runs.jsonl", runs)
-    about, _ = Ledger.read(folder / "runs.jsonl")
+    about, results = recorded(folder / "runs.jsonl", runs)
     name, found = about["vary"], list(results.values())
     values = sorted({run["value"] for run in found})
     about |= {"vary": {name: values}, "seeds": sorted({run["seed"] for run in found})}
     return judge(found, QUANTITIES[name], about, Criteria())
 
 
-def recorded(ledger: Path, jobs: int) -> dict[str, Any]:
-    """The results of a complete ledger."""
+def recorded(ledger: Path, jobs: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings and the results of a complete ledger."""
     refuse_empty(ledger.parent, ledger.name)
-    _, results = Ledger.read(ledger)
+    about, results = Ledger.read(ledger)
     if len(results) < jobs:
         raise OptionError(
             f"{ledger} holds {len(results)} of {jobs} runs. Run the same command again to complete "
             "it."
         )
-    return results
+    return about, results
+
+
+def spectral(matrix: Tensor) -> float:
+    return float(norms.spectral_norm(matrix, "gram").value.sum())
+
+
+def by_role(layers: Iterable[tuple[str, Run]]) -> dict[str, dict[str, Any]]:
+    """The means over layers, from the role and the numbers of each hidden matrix."""
+    of: dict[str, list[Run]] = {}
+    for role, numbers in layers:
+        of.setdefault(role, []).append(numbers)
+    return {role: _mean(found) for role, found in of.items()}
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """The geometric mean to five digits; of lists and dictionaries, element by element.
+
+    >>> _mean([{"a": 1.0, "b": [1.0, 3.0]}, {"a": 2.0, "b": [4.0, 3.0]}])
+    {'a': 1.4142, 'b': [2.0, 3.0]}
+    """
+    if isinstance(values[0], dict):
+        return {name: _mean([one[name] for one in values]) for name in values[0]}
+    if isinstance(values[0], list):
+        return [_mean(column) for column in zip(*values, strict=True)]
+    return float(f"{geometric_mean(values):.5g}")
 
 
 def relative_updates(check: CheckResult, role: str) -> list[list[float]]:
@@ -230,9 +276,7 @@ def relative_updates(check: CheckResult, role: str) -> list[list[float]]:
     return table.means(lambda run: by_step(run, STATISTICS["update"], role))
 
 
-def quotients(
-    top: Sequence[Sequence[float]], bottom: Sequence[Sequence[float]]
-) -> list[list[float]]:
+def quotients(top: Table, bottom: Table) -> list[list[float]]:
     """Element by element."""
     return [[a / b for a, b in zip(*rows, strict=True)] for rows in zip(top, bottom, strict=True)]
 
@@ -248,71 +292,111 @@ def geometric(values: Sequence[float]) -> Estimate:
     mean, count = sum(logs) / len(logs), len(logs)
     variance = sum((log - mean) ** 2 for log in logs) / (count - 1) if count > 1 else math.inf
     found = Estimate.student(mean, math.sqrt(variance / count), count - 1)
-    return Estimate(
-        math.exp(found.value), math.exp(found.low), math.exp(found.high), found.degrees_of_freedom
-    )
+    return Estimate(*map(math.exp, astuple(found)[:3]), degrees_of_freedom=count - 1)
+
+
+def means(values: Table) -> list[Estimate]:
+    """Over seeds, at each size."""
+    return [geometric(column) for column in zip(*values, strict=True)]
 
 
 def panel_line(
     label: str, x: Sequence[int], points: Sequence[Estimate], theory: Sequence[float]
 ) -> Line:
-    values, lows, highs = (
-        [getattr(one, end) for one in points] for end in ("value", "low", "high")
-    )
-    return Line(label, x, values, lows, highs, theory)
+    ends = ([getattr(one, end) for one in points] for end in ("value", "low", "high"))
+    return Line(label, x, *ends, theory=theory)
 
 
-class SlopeRow(Protocol):
-    """A row of a table of slopes over width. `verdict`: whether the slope is theory's."""
-
-    @property
-    def role(self) -> str: ...
-    @property
-    def slope(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-    @property
-    def theory(self) -> float: ...
-    @property
-    def verdict(self) -> str: ...
+def save_panels(
+    stem: Path, panels: Mapping[str, Sequence[Line]], *, x_label: str = "width n", **texts: str
+) -> list[Path]:
+    """A figure with one panel per role, or per other title."""
+    drawn = [
+        Panel(title.replace("_", " ") if title in HIDDEN else title, lines)
+        for title, lines in panels.items()
+    ]
+    figure = draw_panels(drawn, x_label=x_label, log_x=True, **texts)
+    return reports.save_figure(figure, stem, ("png", "svg"))
 
 
-SLOPE_HEAD = ("role", "slope", "interval", "theory", "agree?")
+@dataclass(frozen=True)
+class SlopeRow:
+    """A row of a table of slopes."""
+
+    of: Run
+    "What the slope is of, by column of a CSV file."
+    shown: Sequence[str]
+    "The same, as cells of a text."
+    role: str
+    slope: Estimate
+    theory: float | None
+    rest: Estimate
+    "The slope that theory does not explain."
+    verdict: str
+    "On the rest: pass where it is flat, so that the slope is theory's."
+
+    def columns(self, *, rest: bool = False) -> dict[str, Any]:
+        own, left = self.slope, self.rest
+        columns = {"slope": own.value, "low": own.low, "high": own.high, "theory": self.theory}
+        if rest:
+            columns |= {"rest": left.value, "rest_low": left.low, "rest_high": left.high}
+        return {**self.of, "role": self.role, **columns, "verdict": self.verdict}
+
+    @staticmethod
+    def judged(
+        of: Run, shown: Sequence[str], role: str, slope: Slope, theory: float, rest: Slope
+    ) -> "SlopeRow":
+        """Judged by the rest. The intervals of all hidden roles hold simultaneously."""
+        comparisons = len(HIDDEN) if role in HIDDEN else 1
+        own, left = (
+            Estimate(one.value, *one.interval(comparisons=comparisons)) for one in (slope, rest)
+        )
+        flatness = judge_flatness(rest, tolerance=TOLERANCE, comparisons=comparisons)
+        return SlopeRow(of, shown, role, own, theory, left, flatness.verdict)
 
 
-def slope_cells(row: SlopeRow) -> tuple[str, ...]:
-    """The cells below SLOPE_HEAD."""
-    slope, interval = signed(row.slope, row.low, row.high).split(" ", 1)
-    return row.role, slope, interval, f"{row.theory:+.2f}", row.verdict
+class Slopes(tuple[SlopeRow, ...]):
+    """Rows of a table."""
+
+    def where(self, wanted: Callable[[Run], bool] = lambda of: True, **of: Any) -> "Slopes":
+        """Those of which this holds."""
+        return Slopes(row for row in self if of.items() <= row.of.items() and wanted(row.of))
+
+    def text(self, *head: str, last: str = "agree?", style: str = "+.2f") -> str:
+        """For each row what is shown, below `head`, then role, slope, theory and verdict."""
+        cells: list[tuple[str, ...]] = []
+        for row in self:
+            slope, interval = signed(row.slope, style).split(" ", 1)
+            theory = "" if row.theory is None else f"{row.theory:{style}}"
+            cells.append((*row.shown, row.role, slope, interval, theory, row.verdict))
+        head = (*head, "role", "slope", "interval", "theory", last)
+        return text_table(head, cells, right=("slope", "theory"))
+
+    def extremes(self, *, rest: bool = False) -> str:
+        """The roles with the lowest and the highest slope, without -0.00."""
+        found = [(row.rest if rest else row.slope, row.role) for row in self]
+        ends = dict.fromkeys(end(found, key=lambda one: one[0].value) for end in (min, max))
+        return " to ".join(f"{signed(one, '+z.2f')} ({role})" for one, role in ends)
+
+    def as_theory(self) -> Verdict:
+        """Agrees if all slopes are within the tolerance of theory's, disagrees if one is not."""
+        verdicts = {row.verdict for row in self}
+        return decided(verdicts == {"pass"}, "fail" in verdicts)
+
+    def beyond(self, sign: int) -> Verdict:
+        """Agrees if all slopes are beyond the tolerance on that side, disagrees if one is not."""
+        ends = [sorted((sign * row.slope.low, sign * row.slope.high)) for row in self]
+        nearest, farthest = zip(*ends, strict=True)
+        return decided(min(nearest) > TOLERANCE, min(farthest) < TOLERANCE)
 
 
-def signed(value: float, low: float, high: float) -> str:
+def signed(one: Estimate, style: str = "+.2f") -> str:
     """A number and its interval, with signs: an end of -0.00 shows that zero is excluded.
 
-    >>> signed(-0.01, -0.25, -0.001)
+    >>> signed(Estimate(-0.01, -0.25, -0.001))
     '-0.01 [-0.25, -0.00]'
     """
-    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
-
-
-def as_theory(rows: Sequence[SlopeRow]) -> Verdict:
-    """Agrees if all slopes are within the tolerance of theory's, disagrees if one is outside."""
-    verdicts = {row.verdict for row in rows}
-    return decided(verdicts == {"pass"}, "fail" in verdicts)
-
-
-def few_steps_cost(
-    passes: Mapping[GPTConfig, int], tokens: float, sequence: int, runs: int, workers: int
-) -> Cost:
-    """Of this many forward and backward passes over a batch by each model, on this machine."""
-    operations = sum(
-        count * training_operations(model, sequence, tokens) for model, count in passes.items()
-    )
-    seconds = _NORMS * operations / _operations_per_second() + _SECONDS * runs
-    hours = seconds / max(1, min(workers, runs)) / 3600
-    return Cost(runs, tokens * sum(passes.values()), hours)
+    return f"{one.value:{style}} [{one.low:{style}}, {one.high:{style}}]"
 
 
 def _operations_per_second() -> float:

@@ -17,54 +17,44 @@ each optimum is, with few rates.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mupscale import reports
 from mupscale.analysis import Estimate
 from mupscale.analysis.families import CellAnalysis
 from mupscale.analysis.spreads import growth_by_chance, sd_growth, sd_of
+from mupscale.checks import CheckResult
 from mupscale.paper import catalogue
 from mupscale.paper.claims import Claim, Verdict, decided
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
+from mupscale.paper.experiment import QUIETLY, Cost, Execution, Findings, Scale
 from mupscale.paper.few_steps import (
-    OverHeads,
+    PAPER_HEADS,
+    FewSteps,
+    FewStepsExperiment,
+    Judged,
+    Table,
     panel_line,
-    recorded_check,
     relative_updates,
-    shape_of,
+    save_panels,
     signed,
 )
-from mupscale.reports.panels import Panel, draw_panels
+from mupscale.reports.panels import Line
 from mupscale.studies import Study
 from mupscale.studies.measured import analysis_of
 from mupscale.targets import Family
 from mupscale.text import text_table
 from mupscale.theory import rule_named
 
-if TYPE_CHECKING:
-    pass
-
-RULES = ("complete-p", "gqa-mup")
-ROLES = ("key", "value")
-_RULES = {name: rule_named(name) for name in RULES}
-
-SIZES: Mapping[Scale, OverHeads] = {
-    "cpu": OverHeads(
-        Family("gpt:cpu_192_r1,depth=2"),
-        tuple(range(1, 41)),
-        steps=3,
-        sequence=128,
-        batch=2,
-        std=0.1,
+CHECKS = {name: rule_named(name) for name in ("complete-p", "gqa-mup")}
+_SMALL = Family("gpt:cpu_192_r1,depth=2")
+SIZES: Mapping[Scale, FewSteps] = {
+    "cpu": replace(
+        PAPER_HEADS, family=_SMALL, seeds=tuple(range(1, 41)), steps=3, batch=2, sequence=128
     ),
-    # The paper's coordinate check, over bytes.
-    "paper": OverHeads(
-        Family("gpt:coordinate_12,vocabulary=256"), tuple(range(1, 11)), 5, 1024, std=0.1
-    ),
+    "paper": PAPER_HEADS,
 }
 
 
@@ -75,7 +65,7 @@ class Noise:
     quantity: str
     rule: str
     r: tuple[int, ...]
-    values: tuple[tuple[float, ...], ...]
+    values: Table
     "By seed, over r."
     theory: tuple[float, ...] = ()
     "The spread that theory expects of the initial matrix."
@@ -95,32 +85,29 @@ class Noise:
         return growth_by_chance(self.r, self.values)
 
 
-class GqaNoise(Experiment):
-    """The spread over seeds against r: of updates after a few steps, and of a study's optimum and
-    loss.
-    """
+class GqaNoise(FewStepsExperiment):
+    """The spread over seeds against r, of updates and of a study's optimum and loss."""
 
-    name: ClassVar[str] = "gqa-noise"
+    name, sizes, checks = "gqa-noise", SIZES, CHECKS
 
     def cost(self, scale: Scale, workers: int) -> Cost:
-        study = study_cost(catalogue.load(self.name, scale), workers)
-        return study + SIZES[scale].cost(len(RULES), workers)
+        return study_cost(catalogue.load(self.name, scale), workers) + super().cost(scale, workers)
 
     def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         """First the updates, in `folder/updates`, then the study, in the folder itself."""
         study = Study.create(catalogue.load(self.name, scale), folder)
-        before = len(RULES) * SIZES[scale].starts
-        run_updates(scale, folder, how, before + sum(study.snapshot().expected.values()))
+        before = self.runs(self.sizes[scale])
+        total = before + sum(study.snapshot().expected.values())
+        super().run(scale, folder / "updates", Execution(**how.part(0, total)))
         study.run(
             engine=how.engine,
-            report=lambda now: how.report(
-                before + len(now.trials), before + sum(now.expected.values())
-            ),
+            report=lambda now: how.report(before + len(now.trials), total),
             remark=how.remark,
         )
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
-        size, updates = SIZES[scale], _updates(folder / "updates", SIZES[scale])
+        size = self.sizes[scale]
+        updates = _updates(size, self.checked(size, folder / "updates"))
         trained, runs, remarks = _trained(folder)
         theory = "√(r/2n), of the\ninitial matrix"
         what = f"‖ΔW‖/‖W0‖ over {len(size.seeds)} seeds"
@@ -132,13 +119,10 @@ class GqaNoise(Experiment):
         return Findings((_table([*updates, *trained]), *remarks), claims, tuple(paths))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
-        size = SIZES[scale]
-        yield f"{self.name}: updates under {' and '.join(RULES)} over"
-        yield from size.described(_RULES)
-        yield (
-            f"{len(size.seeds)} seeds, {size.steps} steps of {size.batch} × {size.sequence} "
-            f"tokens: {len(RULES) * size.starts} runs"
-        )
+        size = self.sizes[scale]
+        yield f"{self.name}: updates under {' and '.join(CHECKS)} over"
+        yield from size.described(CHECKS.values())
+        yield size.training(self.runs(size))
         yield f"{self.name}: the study"
         yield from validate(catalogue.load(self.name, scale))
 
@@ -146,27 +130,16 @@ class GqaNoise(Experiment):
 EXPERIMENT = GqaNoise()
 
 
-def run_updates(
-    scale: Scale, folder: Path, how: Execution = QUIETLY, total: int | None = None
-) -> None:
-    """A coordinate check for each rule."""
-    SIZES[scale].run(_RULES, folder / "updates", how, total)
-
-
-# What the records show
-
-
-def _updates(folder: Path, size: OverHeads) -> list[Noise]:
+def _updates(size: FewSteps, checks: Mapping[str, CheckResult]) -> list[Noise]:
     """‖ΔW‖/‖W0‖ of keys and values: its logarithm, whose spread is the relative one, and itself."""
-    shape = shape_of(size.family, n_kv_heads=max(size.kv_heads))
+    shape = size.model(size.base).config
     inner = shape.n_heads * shape.head_size  # the paper's n
     found: list[Noise] = []
-    for rule in RULES:
-        check = recorded_check(folder / rule, size.starts)
+    for rule, check in checks.items():
         theory = tuple(math.sqrt(r / 2 / inner) for r in check.x)
-        for role in ROLES:
-            values = tuple(map(tuple, relative_updates(check, role)))
-            logs = tuple(tuple(map(math.log, row)) for row in values)
+        for role in ("key", "value"):
+            values = relative_updates(check, role)
+            logs = [[math.log(value) for value in row] for row in values]
             found.append(Noise(f"update of {role}, relative", rule, check.x, logs, theory))
             found.append(Noise(f"update of {role}", rule, check.x, values))
     return found
@@ -196,11 +169,11 @@ def _trained(folder: Path) -> tuple[list[Noise], int, list[str]]:
             name = quantity.partition(",")[0]
             remarks.append(f"No result for the {name}: no minimum for {', '.join(lost)}.")
             continue
-        for rule in RULES:
+        for rule in CHECKS:
             own = [cell for cell in cells if cell.rule == rule]
             by_seed = [of_seeds(cell) for cell in own]
             seeds = sorted(set.intersection(*map(set, by_seed)))
-            values = tuple(tuple(one[seed] for one in by_seed) for seed in seeds)
+            values = [[one[seed] for one in by_seed] for seed in seeds]
             r = tuple(int(cell.member.position or 0) for cell in own)
             found.append(Noise(quantity, rule, r, values))
     return found, len(now.trials), remarks
@@ -216,32 +189,20 @@ def _saved(noises: Sequence[Noise], stem: Path, what: str, theory: str) -> list[
         for one in noises
         for place, (r, spread) in enumerate(zip(one.r, one.spreads(), strict=True))
     ]  # fmt: skip
-    figure = draw_panels(
-        _panels(noises),
-        x_label="repetitions r",
-        log_x=True,
-        y_label="standard deviation over seeds",
-        title=f"Spread of {what} (bands: 95 % χ² intervals)",
-        theory=theory,
-    )
+    panels: dict[str, list[Line]] = {}
+    for one in noises:
+        line = panel_line(one.rule, one.r, one.spreads(), one.theory)
+        panels.setdefault(one.quantity, []).append(line)
     return [
         reports.save_csv(rows, stem.with_suffix(".csv")),
-        *reports.save_figure(figure, stem, ("png", "svg")),
-    ]
-
-
-def _panels(noises: Sequence[Noise]) -> list[Panel]:
-    """One for each quantity, with one curve per rule."""
-    return [
-        Panel(
-            quantity,
-            [
-                panel_line(one.rule, one.r, one.spreads(), one.theory)
-                for one in noises
-                if one.quantity == quantity
-            ],
-        )
-        for quantity in dict.fromkeys(one.quantity for one in noises)
+        *save_panels(
+            stem,
+            panels,
+            x_label="repetitions r",
+            y_label="standard deviation over seeds",
+            title=f"Spread of {what} (bands: 95 % χ² intervals)",
+            theory=theory,
+        ),
     ]
 
 
@@ -251,25 +212,21 @@ def _table(noises: Sequence[Noise]) -> str:
     for one in noises:
         pairs = zip(one.r, one.spreads(), strict=True)
         spreads = "  ".join(f"{r}: {spread.value:.3g}" for r, spread in pairs)
-        slope, interval = _signed(one.growth()).split(" ", 1)
+        slope, interval = signed(one.growth()).split(" ", 1)
         rows.append([one.quantity, one.rule, spreads, slope, interval, f"{one.chance():.3f}"])
     return text_table(head, rows, right=("slope", "p (grows)"), details=("sd at each r",))
 
 
-def _signed(one: Estimate) -> str:
-    return signed(one.value, one.low, one.high)
-
-
 def _update_claims(noises: Sequence[Noise], runs: int) -> Iterator[Claim]:
-    relative = [one for one in noises if one.quantity.endswith("relative")]
-    absolute = [one for one in noises if not one.quantity.endswith("relative")]
-    grown, held = (
-        [one for one in absolute if one.rule == rule] for rule in ("gqa-mup", "complete-p")
-    )
+    def chosen(rule: str, *, relative: bool) -> list[Noise]:
+        own = (one for one in noises if one.rule == rule)
+        return [one for one in own if one.quantity.endswith("relative") == relative]
+
+    grown, held = (chosen(rule, relative=False) for rule in ("gqa-mup", "complete-p"))
     says = "Under gqa-mup, updates get noisier with fewer key/value heads"
     yield _claim(says, grown, runs, _grows(grown))
     yield _claim("Without its factor, their noise is held", held, runs, _held(held))
-    own = [one for one in relative if one.rule == "gqa-mup"]
+    own = chosen("gqa-mup", relative=True)
     question = "Does the relative noise of updates grow as √r, like the initial matrix's √(r/2n)?"
     yield _claim(question, own, runs, "ours", _like_root(own))
 
@@ -285,13 +242,12 @@ def _trained_claims(noises: Sequence[Noise], runs: int) -> Iterator[Claim]:
 
 
 def _claim(
-    says: str, noises: Sequence[Noise], runs: int, verdict: Verdict | Literal["ours"],
-    answer: str = "",
-) -> Claim:  # fmt: skip
+    says: str, noises: Sequence[Noise], runs: int, verdict: Judged, answer: str = ""
+) -> Claim:
     seen = "; ".join(
         f"sd of {one.quantity} ({one.rule}) {one.spreads()[0].value:.3g} at r = {one.r[0]}, "
         f"{one.spreads()[-1].value:.3g} at r = {one.r[-1]}, slope "
-        f"{_signed(one.growth(len(noises)))}, p = {one.chance():.3f}"
+        f"{signed(one.growth(len(noises)))}, p = {one.chance():.3f}"
         for one in noises
     )
     return Claim("gqa-noise", says, f"{answer}{seen} ({noises[0].seeds} seeds)", runs, verdict)
