@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mupscale.recipes.exports.python import module
+from mupscale.recipes.exports.for_pytorch import module
 
 if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
@@ -53,5 +53,5 @@ def export(recipe: Recipe) -> str:
     """A module with a `LightningModule`."""
     body = _BODY.replace("{clip}", _CLIP if recipe.training.clip else "")
     return module(
-        recipe, "lightning", use=_USE, imports=["import lightning"], body=body, clip_in_step=False
+        recipe, "lightning", _USE, imported="import lightning", body=body, clip_in_step=False
     )

@@ -6,13 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mupscale.recipes.exports.code import (
-    call,
-    docstring,
-    optimizer_class,
-    raw_string,
-    refuse_inexact,
-)
+from mupscale.recipes.exports.code import call, docstring, optimizer_class, refuse_inexact
 from mupscale.recipes.exports.names import LLAMA_LIKE, llama_like
 from mupscale.targets.shapes import shape_name
 
@@ -147,8 +141,8 @@ def _groups(recipe: Recipe) -> str:
     lines: list[str] = []
     for (lr, decay, eps), names in merged.items():
         pattern = rf"(^|\.)({'|'.join(names)})\.weight$"
-        given = [raw_string(pattern), f"lr={lr!r}", f"weight_decay={decay!r}", f"eps={eps!r}"]
-        lines += call("group", given, ",", indent=4)
+        values = (f"lr={lr!r}", f"weight_decay={decay!r}", f"eps={eps!r}")
+        lines += call("group", f'r"{pattern}"', *values)
     return "\n".join(["PARAM_GROUPS = [", *lines, "]"])
 
 

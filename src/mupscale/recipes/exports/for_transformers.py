@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mupscale.recipes.exports.python import module
+from mupscale.recipes.exports.for_pytorch import module
 
 if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe
@@ -43,5 +43,5 @@ def trainer(model: nn.Module, settings: TrainingArguments, **others: Any) -> Tra
 
 def export(recipe: Recipe) -> str:
     """A module that builds a `Trainer`."""
-    imports = ["from transformers import Trainer, TrainingArguments"]
-    return module(recipe, "transformers", use=_USE, imports=imports, body=_BODY)
+    imported = "from transformers import Trainer, TrainingArguments"
+    return module(recipe, "transformers", _USE, imported=imported, body=_BODY)
