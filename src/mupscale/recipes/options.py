@@ -86,13 +86,12 @@ class TrainingSettings:
 
 def _checked(name: str, value: Any) -> Any:
     if name == "betas":
-        numbers = tuple(value) if isinstance(value, list | tuple) else ()
-        valid = len(numbers) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in numbers)
-    else:
-        valid = _is_number(value) and 0 <= value <= (1 if name == "floor" else math.inf)
-    if not valid:
-        raise OptionError(f"{name}={value!r} must be {_VALID[name]}.")
-    return (float(value[0]), float(value[1])) if name == "betas" else float(value)
+        betas: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else ()
+        if len(betas) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in betas):
+            return float(betas[0]), float(betas[1])
+    elif _is_number(value) and 0 <= value <= (1 if name == "floor" else math.inf):
+        return float(value)
+    raise OptionError(f"{name}={value!r} must be {_VALID[name]}.")
 
 
 def _is_number(value: Any) -> bool:

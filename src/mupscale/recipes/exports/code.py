@@ -1,18 +1,13 @@
 """Pieces of generated Python: literals, formatted calls, and the docstring at the top."""
 
-from __future__ import annotations
-
 import itertools
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mupscale.errors import NotExactError, OptionError
 from mupscale.recipes import showing
+from mupscale.recipes.recipe import Recipe
 from mupscale.theory import optimizer_named
-
-if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
 
 LINE = 100
 """Longest generated line, unless a single name is longer."""

@@ -1,18 +1,13 @@
 """Megatron-LM: flags and parameter-group overrides. What it cannot express is listed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from mupscale.errors import OptionError
 from mupscale.recipes.exports.code import LINE, docstring, optimizer_class, refuse_inexact, string
 from mupscale.recipes.exports.names import LLAMA_LIKE, llama_like
-
-if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import RecipeRow
+from mupscale.recipes.recipe import Recipe
+from mupscale.recipes.rows import RecipeRow
 
 _USE = (
     "For Megatron-LM with megatron-core 0.16. Save it as recipe.py; `python recipe.py` prints the "

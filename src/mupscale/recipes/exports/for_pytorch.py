@@ -3,15 +3,10 @@
 `module` also makes the files for trainers that use these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mupscale.recipes.exports.code import call, docstring, optimizer_class, refuse_inexact, string
-
-if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
+from mupscale.recipes.recipe import Recipe
 
 _USE = (
     "Needs only torch. Save it as recipe.py, then:",

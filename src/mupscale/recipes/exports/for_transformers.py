@@ -1,13 +1,7 @@
 """transformers: the PyTorch module plus a `Trainer`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from mupscale.recipes.exports.for_pytorch import module
-
-if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
+from mupscale.recipes.recipe import Recipe
 
 _USE = (
     "Needs torch and transformers. Save it as recipe.py, then:",
