@@ -53,6 +53,15 @@ def wrapped(
     return filled.replace("\N{NO-BREAK SPACE}", " ")
 
 
+def many(number: int, word: str) -> str:
+    """A count with its noun.
+
+    >>> many(1, "seed"), many(1200, "run")
+    ('1 seed', '1,200 runs')
+    """
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
 def text_table(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],

@@ -100,7 +100,7 @@ def test_optima_intervals_mean_and_spread_are_drawn_where_the_analysis_has_them(
 
 def test_an_interval_without_end_runs_to_an_arrow_at_the_edge_and_its_optimum_is_hollow():
     panel = panels_of(rate_runs())[0]
-    found = replace(panel.curves[0].found, rate=Estimate(-6, -math.inf, math.inf), sure=False)
+    found = replace(panel.curves[0].found, rate=Estimate(-6, -math.inf, math.inf), flags=("flat",))
     figure = draw_curves([replace(panel, curves=(replace(panel.curves[0], found=found),))])
     (below,) = axes_of(figure, 1)
     left, right = below.get_xlim()

@@ -5,6 +5,7 @@ import statistics
 
 from mupscale.analysis.families import Comparison, StudyAnalysis
 from mupscale.errors import StudyFailedError, UnknownNameError
+from mupscale.text import many
 
 AT_PROXY = "loss at the proxy's optimum"
 
@@ -39,8 +40,8 @@ def choose(analysis: StudyAnalysis, requested: str | None) -> tuple[str, str]:
     best = min(means, key=means.__getitem__)
     models = len(common) or len(losses[best])
     reason = (
-        f"with the lowest loss at the proxy's optimum ({means[best]:.4f} nats, mean over {models} "
-        f"model{'s' * (models > 1)})"
+        f"with the lowest loss at the proxy's optimum ({means[best]:.4f} nats, mean over "
+        f"{many(models, 'model')})"
     )
     return best, "; ".join(
         [reason, *(_against(analysis, best, other) for other in means if other != best)]

@@ -53,6 +53,11 @@ _LABELS = {
     "floor": "floor of the schedule",
 }
 _OF_RUN = ("tokens", "floor", "sequence")
+_VALID = {
+    "betas": "two numbers from 0 to below 1, as (0.9, 0.95)",
+    "clip": "a finite number above 0, or 0 for no clipping",
+    "floor": "a fraction of the peak rate, from 0 to 1",
+}
 
 
 @dataclass(frozen=True)
@@ -72,39 +77,21 @@ class TrainingSettings:
         """The study's settings, overridden by the caller's."""
         given = {"betas": base.betas, "clip": base.clip, "floor": run.floor}
         values = {name: study.get(name) if own is None else own for name, own in given.items()}
+        known = {name: _checked(name, v) for name, v in values.items() if v is not None}
         origin: dict[str, Origin] = {
-            name: "the study" if given[name] is None else "given"
-            for name, value in values.items()
-            if value is not None
+            name: "the study" if given[name] is None else "given" for name in known
         }
-        return TrainingSettings(
-            _betas(values["betas"]), _clip(values["clip"]), _floor(values["floor"]), origin
-        )
+        return TrainingSettings(known.get("betas"), known.get("clip"), known.get("floor"), origin)
 
 
-def _betas(value: Any) -> Betas | None:
-    if value is None:
-        return None
-    numbers = tuple(value) if isinstance(value, list | tuple) else ()
-    if len(numbers) != 2 or not all(_is_number(beta) and 0 <= beta < 1 for beta in numbers):
-        raise OptionError(f"betas={value!r} must be two numbers from 0 to below 1, as (0.9, 0.95).")
-    return float(numbers[0]), float(numbers[1])
-
-
-def _clip(value: Any) -> float | None:
-    if value is None:
-        return None
-    if not _is_number(value) or value < 0:
-        raise OptionError(f"clip={value!r} must be a finite number above 0, or 0 for no clipping.")
-    return float(value)
-
-
-def _floor(value: Any) -> float | None:
-    if value is None:
-        return None
-    if not _is_number(value) or not 0 <= value <= 1:
-        raise OptionError(f"floor={value!r} must be a fraction of the peak rate, from 0 to 1.")
-    return float(value)
+def _checked(name: str, value: Any) -> Any:
+    if name == "betas":
+        betas: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else ()
+        if len(betas) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in betas):
+            return float(betas[0]), float(betas[1])
+    elif _is_number(value) and 0 <= value <= (1 if name == "floor" else math.inf):
+        return float(value)
+    raise OptionError(f"{name}={value!r} must be {_VALID[name]}.")
 
 
 def _is_number(value: Any) -> bool:

@@ -7,6 +7,7 @@ from mupscale.planning import Plan
 from mupscale.recipes.lengths import RunLength
 from mupscale.recipes.shapes import ModelShape
 from mupscale.recipes.swept import Swept
+from mupscale.text import many
 
 FEW_SEEDS = 3
 
@@ -105,7 +106,7 @@ def _evidence(swept: Swept, analysis: StudyAnalysis, transfer: RuleTransfer) -> 
     if len(transfer.members) < 2:
         yield "only one model was swept: transfer was not measured and rests on the rule alone"
     if len(swept.seeds) < FEW_SEEDS:
-        seeds = f"{len(swept.seeds)} seed{'s' * (len(swept.seeds) != 1)}"
+        seeds = many(len(swept.seeds), "seed")
         yield f"only {seeds}: the difference between seeds is hardly known"
     drift = transfer.drift
     if drift is not None and drift.excludes(0):

@@ -30,12 +30,6 @@ class RecipeRow:
     rows: Mapping[str, float]
     "For a fused matrix: what a hook multiplies the outputs of q, k and v by."
 
-    @property
-    def values(self) -> tuple[object, ...]:
-        """What must be equal for layers to share a row."""
-        numbers = (self.std, self.start, self.lr, self.weight_decay, self.eps)
-        return *numbers, self.folded, self.multiplier, dict(self.rows)
-
 
 def rows_of(plan: Plan, base: Mapping[str, BaseValues], std: float) -> tuple[RecipeRow, ...]:
     """Every parameter of a plan, in its order. `base` holds the tuned values per optimizer.
@@ -52,9 +46,10 @@ def _rows(
     layers: Sequence[PlannedParameter], base: Mapping[str, BaseValues], std: float
 ) -> list[RecipeRow]:
     rows = [_row(parameter, base[parameter.optimizer], std) for parameter in layers]
-    if any(row.values != rows[0].values for row in rows):
+    first = rows[0]
+    if any(replace(row, pattern=first.pattern, shape=first.shape) != first for row in rows):
         return rows
-    return [replace(rows[0], pattern=layers[0].template, count=len(layers))]
+    return [replace(first, pattern=layers[0].template, count=len(layers))]
 
 
 def _row(parameter: PlannedParameter, base: BaseValues, std: float) -> RecipeRow:

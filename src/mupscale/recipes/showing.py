@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mupscale.recipes.inert import one_line
-from mupscale.text import markdown_table, terminal_columns, text_table, wrapped
+from mupscale.text import many, markdown_table, terminal_columns, text_table, wrapped
 
 if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe, StudyEvidence
@@ -73,8 +72,8 @@ def summary(recipe: Recipe) -> list[str]:
     lines = [
         f"Recipe for {one_line(recipe.target)}, from the study {one_line(evidence.study)}",
         f"Rule: {one_line(recipe.rule)}, {recipe.why}.",
-        f"Evidence: {_count(evidence.runs, 'run')} with this rule, seeds {seeds}; the optimum was "
-        f"located on {_count(len(evidence.members), 'model')}{members}.",
+        f"Evidence: {many(evidence.runs, 'run')} with this rule, seeds {seeds}; the optimum was "
+        f"located on {many(len(evidence.members), 'model')}{members}.",
     ]
     if recipe.doubts:
         lines.append("INCONCLUSIVE, do not train with it: " + "; ".join(recipe.doubts) + ".")
@@ -194,7 +193,7 @@ def _batch(recipe: Recipe) -> str:
     if length.sequence is None or length.batch_sequences is None:
         return f"{length.batch_tokens:,} tokens; the sequence length is {_UNKNOWN}{rule}"
     source = "" if length.sequence_source == "given" else f" ({length.sequence_source})"
-    batch = f"{_count(length.batch_sequences, 'sequence')} of {length.sequence:,} tokens{source}"
+    batch = f"{many(length.batch_sequences, 'sequence')} of {length.sequence:,} tokens{source}"
     return f"{batch} = {length.batch_tokens:,} tokens{rule}"
 
 
@@ -250,13 +249,9 @@ def _how_to_use(recipe: Recipe) -> Cells:
         ["", "recipe.plan.param_groups(model, **recipe.base_values)"],
     ]
     if recipe.plan.hooks:
-        hooks = f"needs {_count(len(recipe.plan.hooks), 'hook')} in the forward pass, so no export"
+        hooks = f"needs {many(len(recipe.plan.hooks), 'hook')} in the forward pass, so no export"
         return [*lines, ["", f"{hooks} can hold this plan"]]
     return [["command line", "add --export pytorch --output recipe.py"], *lines]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _number(value: float) -> str:
@@ -269,6 +264,17 @@ def _number(value: float) -> str:
 
 
 # Layout
+
+
+def one_line(words: str, longest: int = 120) -> str:
+    r"""The words on one line: unprintable characters become spaces, long text is cut.
+
+    >>> one_line("gqa\n\x1b[31m red"), len(one_line("x" * 500))
+    ('gqa [31m red', 120)
+    """
+    plain = "".join(letter if letter.isprintable() else " " for letter in words)
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= longest else f"{plain[: longest - 1]}…"
 
 
 def _fitted(table: Cells, columns: int) -> list[str]:

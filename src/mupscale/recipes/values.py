@@ -12,7 +12,7 @@ from mupscale.theory import Decay
 Carrying = Literal["wd", "tau"]
 """Keep the base value λ of weight decay, or its time scale τ_epoch in runs."""
 
-Source = Literal["searched", "not searched", "given", "torch's default", "assumed"]
+Source = Literal["searched", "not searched", "given", "torch's default"]
 
 
 @dataclass(frozen=True)

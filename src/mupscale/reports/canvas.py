@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from mupscale.errors import MissingExtraError
 from mupscale.reports.style import QUIET, SETTINGS, Look
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -79,3 +80,11 @@ def draw_interval(axes: "Axes", low: float, high: float, row: float, colour: str
         if beyond:
             look: Look = {"color": colour, "marker": caret, "markersize": 5.5, "clip_on": False}
             axes.plot([edge], [row], zorder=4, **look)
+
+
+def optimum_keys(shown: Collection[bool], looks: Mapping[bool, Look], ends: str) -> "list[Artist]":
+    """Keys of a legend for the optima that a figure shows: bounded ones (True) and others."""
+    from matplotlib.lines import Line2D
+
+    words = {True: f"optimum, {ends}", False: "optimum without a bound"}
+    return [Line2D([], [], label=words[sure], **looks[sure]) for sure in words if sure in shown]

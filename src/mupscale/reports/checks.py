@@ -60,17 +60,13 @@ def draw_check(result: CheckResult, statistic: str, title: str) -> "Figure":
         x_label="step",
         y_label=_Y_LABELS.get(statistic, STATISTICS[statistic].label),
         title=title,
-        legend_title="",
     )
 
 
-def draw_verdicts(
-    result: CheckResult, title: str, findings: Sequence[Finding] | None = None
-) -> "Figure":
+def draw_verdicts(result: CheckResult, title: str) -> "Figure":
     """Slopes with intervals and verdicts, next to the predictions for the plan."""
-    chosen = result.judged if findings is None else findings
     return draw_slopes(
-        [slope_bar(one) for one in chosen],
+        [slope_bar(one) for one in result.judged],
         tolerance=result.criteria.tolerance,
         x_label=f"slope of the log statistic in log {result.quantity}",
         title=title,

@@ -12,7 +12,14 @@ from mupscale.analysis.families import CellAnalysis, RuleTransfer, StudyAnalysis
 from mupscale.analysis.flags import UNSURE
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.errors import OptionError
-from mupscale.reports.canvas import blank_figure, draw_interval, grid_shape, write_heading
+from mupscale.records import finite
+from mupscale.reports.canvas import (
+    blank_figure,
+    draw_interval,
+    grid_shape,
+    optimum_keys,
+    write_heading,
+)
 from mupscale.reports.log_axes import Limits
 from mupscale.reports.octaves import (
     member_text,
@@ -22,14 +29,14 @@ from mupscale.reports.octaves import (
     with_margin,
 )
 from mupscale.reports.style import INK, QUIET, Look, ordered_colours
-from mupscale.reports.words import many
+from mupscale.reports.words import signed, with_interval
+from mupscale.text import many
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MARKERS = ("o", "s", "^", "D", "v", "P")
 _LETTER_INCHES = 0.063
 """Average width of a character in the legend."""
 
@@ -42,11 +49,15 @@ _DASHED = (0, (4, 2))
 
 @dataclass(frozen=True)
 class Found:
-    """An optimum of the rate, in log2, and the fitted loss there."""
+    """An optimum of the rate, in log2, the fitted loss there, and what is doubtful about it."""
 
     rate: Estimate
     loss: float
-    sure: bool
+    flags: tuple[str, ...]
+
+    @property
+    def sure(self) -> bool:
+        return not UNSURE & set(self.flags)
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,8 @@ class RateCurve:
 
     member: Member
     runs: tuple[tuple[float, float], ...]
+    seeds: tuple[int, ...]
+    "Of these runs."
     mean: tuple[tuple[float, float], ...]
     diverged: tuple[float, ...]
     "Rates at which a run diverged, in log2."
@@ -96,20 +109,18 @@ def curve_panels(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> list[C
 def _curve(
     analysis: StudyAnalysis, rule: str, member: Member, runs: Sequence[Measurement]
 ) -> RateCurve:
+    ordered = sorted(runs, key=lambda run: run.params["lr"])
+    places = [(run.log2("lr"), finite(run.loss), run.seed) for run in ordered]
     at: dict[float, list[float | None]] = {}
-    for run in sorted(runs, key=lambda run: run.params["lr"]):
-        at.setdefault(run.log2("lr"), []).append(
-            run.loss if run.loss is None or math.isfinite(run.loss) else None
-        )
+    for rate, loss, _ in places:
+        at.setdefault(rate, []).append(loss)
+    means = ((rate, mean_loss(losses)) for rate, losses in at.items())
     return RateCurve(
         member=member,
-        runs=tuple(
-            (rate, loss) for rate, losses in at.items() for loss in losses if loss is not None
-        ),
-        mean=tuple(
-            (rate, mean) for rate, losses in at.items() if (mean := mean_loss(losses)) is not None
-        ),
-        diverged=tuple(rate for rate, losses in at.items() for loss in losses if loss is None),
+        runs=tuple((rate, loss) for rate, loss, _ in places if loss is not None),
+        seeds=tuple(seed for _, loss, seed in places if loss is not None),
+        mean=tuple((rate, mean) for rate, mean in means if mean is not None),
+        diverged=tuple(rate for rate, loss, _ in places if loss is None),
         found=_found(analysis.cell(rule, member.label)),
     )
 
@@ -123,7 +134,7 @@ def mean_loss(losses: Sequence[float | None]) -> float | None:
 def _found(cell: CellAnalysis | None) -> Found | None:
     if cell is None or cell.loss is None or "lr" not in cell.found:
         return None
-    return Found(cell.found["lr"], cell.loss, sure=not UNSURE & set(cell.flags))
+    return Found(cell.found["lr"], cell.loss, cell.flags)
 
 
 def draw_curves(
@@ -146,9 +157,7 @@ def draw_curves(
     ) as figure:
         grid = figure.add_gridspec(2 * rows, columns, height_ratios=[2, strip] * rows, hspace=0.01)
         x_limits, y_limits = rate_limits(panels), loss_limits(panels)
-        colours = dict(
-            zip(members, ordered_colours([str(member) for member in members]).values(), strict=True)
-        )
+        colours = ordered_colours(members)
         for index, panel in enumerate(panels):
             row, column = divmod(index, columns)
             above, below = (figure.add_subplot(grid[2 * row + part, column]) for part in (0, 1))
@@ -210,12 +219,9 @@ def _draw_panel(
     rows = {member: row for row, member in enumerate(colours)}
     for curve in panel.curves:
         row = rows[curve.member]
-        look: Look = {"color": colours[curve.member], "marker": _MARKERS[row % len(_MARKERS)]}
+        look: Look = {"color": colours[curve.member], "marker": _marker(row)}
         _draw_curve(above, curve, panel.joined, look)
-        if curve.diverged:
-            _draw_diverged(
-                above, curve.diverged, row * min(0.04, 0.25 / len(rows)), colours[curve.member]
-            )
+        _draw_diverged(above, curve, row * min(0.04, 0.25 / len(rows)), look["color"])
         _draw_found(below, curve.found, row, look)
     below.spines["left"].set_visible(False)
     if not any(curve.runs for curve in panel.curves):
@@ -244,11 +250,13 @@ def _draw_curve(axes: "Axes", curve: RateCurve, joined: bool, look: Look) -> Non
         axes.plot([curve.found.rate.value], [curve.found.loss], zorder=5, **mark)
 
 
-def _draw_diverged(axes: "Axes", rates: Sequence[float], drop: float, colour: str) -> None:
+def _draw_diverged(axes: "Axes", curve: RateCurve, drop: float, colour: str) -> None:
     """Crosses at the top, each member a little lower than the one before."""
     look: Look = {"marker": "x", "markersize": 4.5, "markeredgewidth": 1.2, "linestyle": "none"}
-    heights, axis = [0.985 - drop] * len(rates), axes.get_xaxis_transform()
-    axes.plot(rates, heights, transform=axis, color=colour, clip_on=False, zorder=4, **look)
+    heights, axis = [0.985 - drop] * len(curve.diverged), axes.get_xaxis_transform()
+    if heights:
+        look |= {"transform": axis, "color": colour, "clip_on": False, "zorder": 4}
+        axes.plot(curve.diverged, heights, **look)
 
 
 def _mark(sure: bool, look: Look) -> Look:
@@ -280,17 +288,15 @@ def _write_heading(axes: "Axes", panel: CurvePanel, axis: str | None) -> None:
     transfer = panel.transfer
     if transfer is not None and transfer.mean is not None:
         sd = "" if transfer.sd is None else f", sd {transfer.sd.value:.2f}"
-        notes.insert(0, f"mean {_interval(transfer.mean)}{sd} (log₂)")
+        notes.insert(0, f"mean {_bounded(transfer.mean)}{sd} (log₂)")
     if transfer is not None and transfer.drift is not None:
         of = "" if axis is None else f" of {_SIZES.get(axis, short_name(axis, 12))}"
-        notes.insert(1, f"drift {_interval(transfer.drift)} per doubling{of}")
+        notes.insert(1, f"drift {_bounded(transfer.drift)} per doubling{of}")
     write_heading(axes, short_name(panel.rule, 20), "\n".join(notes), note_size=6.8)
 
 
-def _interval(one: Estimate) -> str:
-    # z: what rounds to zero has no minus.
-    text = f"{one.value:z.2f}" + (f" [{one.low:z.2f}, {one.high:z.2f}]" if one.bounded else "")
-    return text.replace("-", "−")
+def _bounded(one: Estimate) -> str:
+    return with_interval(one) if one.bounded else signed(one.value)
 
 
 def _add_legend(
@@ -303,65 +309,46 @@ def _add_legend(
     """The members in their own rows, then the marks that the figure shows."""
     from matplotlib.lines import Line2D
 
+    room = int((figure.get_figwidth() - 0.7) / _LETTER_INCHES)
     members: list[Artist] = []
     for row, (member, colour) in enumerate(colours.items()):
-        look: Look = {
-            "color": colour,
-            "marker": _MARKERS[row % len(_MARKERS)],
-            "markersize": 5,
-            "markeredgewidth": 0,
-        }
-        name = textwrap.fill(
-            member_text(member, axis), int((figure.get_figwidth() - 0.7) / _LETTER_INCHES)
-        )
-        members.append(Line2D([], [], linewidth=1.4, label=name, **look))
+        marker: Look = {"marker": _marker(row), "markersize": 5, "markeredgewidth": 0}
+        name = textwrap.fill(member_text(member, axis), room)
+        members.append(Line2D([], [], color=colour, linewidth=1.4, label=name, **marker))
     marks = _mark_keys(panels, confidence)
-    longest = max(
-        len(line) for key in (*members, *marks) for line in str(key.get_label()).split("\n")
-    )
+    labels = [str(key.get_label()) for key in (*members, *marks)]
+    longest = max(len(line) for label in labels for line in label.split("\n"))
     columns = max(1, int(figure.get_figwidth() / (0.5 + _LETTER_INCHES * longest)))
     columns = min(columns, max(len(members), len(marks)))
-    keys = [
-        key for column in zip(*_in_rows([members, marks], columns), strict=True) for key in column
-    ]
-    figure.legend(
-        handles=keys, loc="outside lower center", ncols=columns, fontsize=8, columnspacing=1.6
-    )
+    rows: list[Artist] = []
+    for group in (members, marks):
+        gaps = -len(group) % columns
+        rows += [*group, *(Line2D([], [], linestyle="none", label=" ") for _ in range(gaps))]
+    # matplotlib fills a legend column by column.
+    keys = [key for column in range(columns) for key in rows[column::columns]]
+    look: Look = {"ncols": columns, "fontsize": 8, "columnspacing": 1.6}
+    figure.legend(handles=keys, loc="outside lower center", **look)
 
 
-def _in_rows(groups: Sequence[Sequence["Artist"]], columns: int) -> "list[list[Artist]]":
-    """Rows of equal length, one or more per group; gaps are filled with empty keys."""
-    from matplotlib.lines import Line2D
-
-    rows = [
-        list(group[start : start + columns])
-        for group in groups
-        for start in range(0, len(group), columns)
-    ]
-    return [
-        row + [Line2D([], [], linestyle="none", label=" ") for _ in range(columns - len(row))]
-        for row in rows
-    ]
+def _marker(row: int) -> str:
+    return "os^DvP"[row % 6]
 
 
 def _mark_keys(panels: Sequence[CurvePanel], confidence: float) -> "list[Artist]":
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    keys: list[Artist] = []
     curves = [curve for panel in panels for curve in panel.curves]
     founds = [curve.found for curve in curves if curve.found is not None]
-    for sure, words in (
-        (True, f"optimum, {confidence:.0%} interval"),
-        (False, "optimum without a bound"),
-    ):
-        if any(found.sure == sure for found in founds):
-            look: Look = _mark(sure, {"color": QUIET, "marker": "o"}) | {"linestyle": "-"}
-            keys.append(Line2D([], [], label=words, **look))
+    looks = {sure: _mark(sure, {"color": QUIET, "marker": "o"}) for sure in (True, False)}
+    keys = optimum_keys(
+        {found.sure for found in founds},
+        {sure: look | {"linestyle": "-"} for sure, look in looks.items()},
+        f"{confidence:.0%} interval",
+    )
     if any(panel.transfer is not None and panel.transfer.mean is not None for panel in panels):
-        words = (
-            "mean of optima" if all(found.sure for found in founds) else "mean of bounded optima"
-        )
+        bounded = "" if all(found.sure for found in founds) else "bounded "
+        words = f"mean of {bounded}optima"
         keys.append(Line2D([], [], color=INK, linewidth=1, linestyle=_DASHED, label=words))
         keys.append(Patch(color=_BAND, linewidth=0, label="±1 sd over models"))
     if any(curve.diverged for curve in curves):

@@ -79,15 +79,14 @@ def _draw_panel(axes: "Axes", panel: FactorPanel, colours: dict[str, str]) -> No
 
 def _draw_curve(axes: "Axes", curve: FactorCurve, colour: str, shift: float) -> None:
     """Curves are shifted a little, so that their intervals do not overlap."""
-    ends = list(zip(curve.value, curve.low, curve.high, strict=True))
-    bounded = [math.isfinite(low) and math.isfinite(high) for _, low, high in ends]
     errors = [
-        [v - low if ok else 0.0 for (v, low, _), ok in zip(ends, bounded, strict=True)],
-        [high - v if ok else 0.0 for (v, _, high), ok in zip(ends, bounded, strict=True)],
+        (value - low, high - value) if math.isfinite(high - low) else (0.0, 0.0)
+        for value, low, high in zip(curve.value, curve.low, curve.high, strict=True)
     ]
     xs = [x + shift for x in curve.x]
     look: Look = {"marker": "o", "markersize": 4, "linewidth": 1.3, "capsize": 2}
-    axes.errorbar(xs, curve.value, yerr=errors, color=colour, label=curve.label, **look)
+    below_above = list(zip(*errors, strict=True))
+    axes.errorbar(xs, curve.value, yerr=below_above, color=colour, label=curve.label, **look)
     if curve.paper is not None:
         triangle: Look = {"marker": "^", "markersize": 6, "linestyle": "none", "clip_on": False}
         axis = axes.get_xaxis_transform()

@@ -19,18 +19,19 @@ _SERIES: Sequence[tuple[int, Sequence[float]]] = (
     (1, (1, 1.5, 2, 3, 5, 7)),
 )
 
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SUPERSCRIPTS = str.maketrans("-0123456789.", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹·")
 
 
-def comparable_limits(ranges: Sequence[Limits], least_factor: float = 4.0) -> list[Limits]:
-    """Each range around its own centre, all with the same factor, so that slopes compare.
+def comparable_limits(ranges: Sequence[Limits]) -> list[Limits]:
+    """Each range around its own centre, all with the same factor of at least 4, so that slopes
+    compare.
 
     >>> comparable_limits([(1.0, 1.0), (8.0, 8.0)])
     [(0.5, 2.0), (4.0, 16.0)]
     """
     # 6 % of margin above and below the widest, for its markers.
     widest = max(math.log2(high) - math.log2(low) for low, high in ranges) * 1.12
-    half = max(math.log2(least_factor), widest) / 2
+    half = max(2.0, widest) / 2
     centres = [(math.log2(low) + math.log2(high)) / 2 for low, high in ranges]
     return [(2 ** (centre - half), 2 ** (centre + half)) for centre in centres]
 
@@ -72,5 +73,5 @@ def plain_number(value: float) -> str:
     if 1e-4 <= value < 1e5:
         return f"{value:g}"
     mantissa, _, exponent = f"{value:.6e}".partition("e")
-    power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
+    power = "10" + str(int(exponent)).translate(SUPERSCRIPTS)
     return power if float(mantissa) == 1 else f"{float(mantissa):g}×{power}"

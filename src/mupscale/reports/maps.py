@@ -14,10 +14,11 @@ from mupscale.analysis.families import StudyAnalysis
 from mupscale.analysis.flags import UNSURE
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.analysis.surfaces import Surface, fit_surface
-from mupscale.analysis.timescales import decay_of_tau, tau_epoch
+from mupscale.analysis.timescales import tau_epoch
 from mupscale.analysis.voronoi import cells
 from mupscale.errors import OptionError
-from mupscale.reports.canvas import blank_figure
+from mupscale.records import finite
+from mupscale.reports.canvas import blank_figure, optimum_keys
 from mupscale.reports.curves import mean_loss
 from mupscale.reports.log_axes import Limits, plain_number
 from mupscale.reports.octaves import (
@@ -28,10 +29,10 @@ from mupscale.reports.octaves import (
     with_margin,
 )
 from mupscale.reports.style import COLOURS, INK, QUIET, Look
-from mupscale.reports.words import NAMES, many
+from mupscale.reports.words import NAMES
+from mupscale.text import many
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
@@ -121,28 +122,27 @@ def map_grids(analysis: StudyAnalysis, runs: Sequence[Measurement]) -> list[MapG
     if "lr" not in analysis.parameters or len(others) != 1:
         return []
     turned = {"weight_decay": "tau_epoch", "tau_epoch": "weight_decay"}.get(others[0])
-    grids = [_grid(analysis, runs, name) for name in (others[0], turned) if name is not None]
-    return [grid for grid in grids if grid.maps]
+    grids = [_grid(analysis, runs, others[0], name) for name in (others[0], turned) if name]
+    return [grid for grid in grids if grid is not None]
 
 
-def _grid(analysis: StudyAnalysis, runs: Sequence[Measurement], name: str) -> MapGrid:
-    searched = next(one for one in analysis.parameters if one != "lr")
+def _grid(
+    analysis: StudyAnalysis, runs: Sequence[Measurement], searched: str, name: str
+) -> MapGrid | None:
+    """None if the parameter is unknown in every run."""
     found: dict[tuple[str, Member], list[Measurement]] = {}
     for run in runs:
         if coordinate(run, name) is not None:
             found.setdefault((run.rule, run.member), []).append(run)
-    box = (
-        map_box([_place(run, searched) for own in found.values() for run in own]) if found else None
-    )
+    if not found:
+        return None
+    box = map_box([_place(run, searched) for own in found.values() for run in own])
     maps = {
         key: _map(analysis, name, own, _outline(own[0], name, searched, box))
         for key, own in found.items()
-        if box
     }
-    rules, members = (
-        (tuple(dict.fromkeys(part)) for part in zip(*maps, strict=True)) if maps else ((), ())
-    )
-    means = {rule: _mean([one for one in maps.values() if one.rule == rule]) for rule in rules}
+    rules, members = (tuple(dict.fromkeys(part)) for part in zip(*maps, strict=True))
+    means = {rule: _mean([maps[key] for key in maps if key[0] == rule], name) for rule in rules}
     known = {rule: mean for rule, mean in means.items() if mean is not None}
     return MapGrid(("lr", name), rules, members, maps, known)
 
@@ -160,11 +160,7 @@ def coordinate(run: Measurement, name: str) -> float | None:
     rate, value = run.params["lr"], run.params.get(name)
     other = run.params.get("weight_decay" if name == "tau_epoch" else "tau_epoch")
     if value is None and other and run.steps:
-        value = (
-            tau_epoch(rate, other, run.steps)
-            if name == "tau_epoch"
-            else decay_of_tau(other, rate, run.steps)
-        )
+        value = tau_epoch(rate, other, run.steps)  # which gives λ from τ as well
     return math.log2(value) if value else None
 
 
@@ -176,8 +172,7 @@ def _map(
 ) -> LossMap:
     at: dict[tuple[float, float], list[float | None]] = {}
     for run in runs:
-        good = run.loss is not None and math.isfinite(run.loss)
-        at.setdefault(_place(run, name), []).append(run.loss if good else None)
+        at.setdefault(_place(run, name), []).append(finite(run.loss))
     return LossMap(
         rule=runs[0].rule,
         member=runs[0].member,
@@ -221,15 +216,13 @@ def _fit(analysis: StudyAnalysis, name: str, runs: Sequence[Measurement]) -> Sur
     )
 
 
-def _mean(maps: Sequence[LossMap]) -> tuple[float, float] | None:
+def _mean(maps: Sequence[LossMap], name: str) -> tuple[float, float] | None:
     """The mean of the bounded optima, per parameter as in the paper; None with fewer than two."""
     fits = [one.fit for one in maps if one.fit is not None and one.sure]
     if len(fits) < 2:
         return None
-    other = next(name for name in fits[0].names if name != "lr")
-    return fmean(fit.found["lr"].value for fit in fits), fmean(
-        fit.found[other].value for fit in fits
-    )
+    x, y = (fmean(fit.found[one].value for fit in fits) for one in ("lr", name))
+    return x, y
 
 
 def draw_maps(grid: MapGrid, *, axis: str | None = None, confidence: float = 0.95) -> "Figure":
@@ -308,34 +301,31 @@ def _draw_map(axes: "Axes", one: LossMap | None, box: Box, norm: "Normalize") ->
         axes.add_collection(collection)
         collection.set_clip_path(searched)
     axes.plot(*zip(*one.points, strict=True), **_POINT)
-    _draw_optimum(axes, one.fit, box)
+    _draw_optimum(axes, one, box)
     lowest = "no loss" if one.lowest is None else f"lowest {one.lowest:.3f}"
     lost = f", {one.diverged} diverged" if one.diverged else ""
     axes.set_title(f"{lowest} · {many(one.runs, 'run')}{lost}", fontsize=7, color=QUIET, pad=4)
 
 
-def _draw_optimum(axes: "Axes", fit: Surface | None, box: Box) -> None:
+def _draw_optimum(axes: "Axes", one: LossMap, box: Box) -> None:
     """A cross with the intervals as arms, and the joint region if it is bounded."""
     from matplotlib.patches import Polygon
 
+    fit = one.fit
     if fit is None:
         return
-    estimates = [fit.found[name] for name in fit.names]
-    x, y = (min(max(one.value, low), high) for one, (low, high) in zip(estimates, box, strict=True))
-    (left, right), (bottom, top) = (
-        (max(one.low, low), min(one.high, high))
-        for one, (low, high) in zip(estimates, box, strict=True)
-    )
-    sure = not UNSURE & set(fit.flags)
+    found = [(fit.found[name], *limits) for name, limits in zip(fit.names, box, strict=True)]
+    x, y = (min(max(own.value, low), high) for own, low, high in found)
+    arms = [(max(own.low, low), min(own.high, high)) for own, low, high in found]
     if fit.region:
         for colour, width in (("white", 1.8), (INK, 0.8)):
             look: Look = {"facecolor": "none", "edgecolor": colour, "linewidth": width, "zorder": 3}
             axes.add_patch(Polygon(fit.region, closed=True, **look))
-    if sure:
+    if one.sure:
         for colour, width in (("white", 2.6), (INK, 1.2)):
-            axes.plot([left, right], [y, y], color=colour, linewidth=width, zorder=4)
-            axes.plot([x, x], [bottom, top], color=colour, linewidth=width, zorder=4)
-    axes.plot([x], [y], zorder=6, clip_on=False, **_OPTIMUM[sure])
+            axes.plot(arms[0], [y, y], color=colour, linewidth=width, zorder=4)
+            axes.plot([x, x], arms[1], color=colour, linewidth=width, zorder=4)
+    axes.plot([x], [y], zorder=6, clip_on=False, **_OPTIMUM[one.sure])
 
 
 def _draw_mean(axes: "Axes", mean: tuple[float, float] | None, box: Box) -> None:
@@ -374,17 +364,11 @@ def _add_legend(figure: "Figure", grid: MapGrid, confidence: float) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    keys: list[Artist] = []
-    fits = [one.fit for one in grid.maps.values() if one.fit is not None]
-    for sure, words in (
-        (True, f"optimum, {confidence:.0%} intervals and region"),
-        (False, "optimum without a bound"),
-    ):
-        if any(sure == (not UNSURE & set(fit.flags)) for fit in fits):
-            keys.append(Line2D([], [], label=words, **_OPTIMUM[sure]))
+    sures = {one.sure for one in grid.maps.values() if one.fit is not None}
+    keys = optimum_keys(sures, _OPTIMUM, f"{confidence:.0%} intervals and region")
     if grid.means:
-        unsure = any(UNSURE & set(fit.flags) for fit in fits)
-        keys.append(Line2D([], [], label=f"mean of {'bounded ' * unsure}optima", **_MEAN))
+        bounded = "bounded " * (False in sures)
+        keys.append(Line2D([], [], label=f"mean of {bounded}optima", **_MEAN))
     if any(one.diverged for one in grid.maps.values()):
         keys.append(Patch(label="diverged", **_DIVERGED))
     if keys:

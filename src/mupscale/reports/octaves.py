@@ -4,9 +4,7 @@ import math
 from functools import cache
 
 from mupscale.analysis.measurements import Member
-from mupscale.reports.log_axes import Limits
-
-_SUPERSCRIPTS = str.maketrans("-0123456789.", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹·")
+from mupscale.reports.log_axes import SUPERSCRIPTS, Limits
 
 _STEPS = (0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
@@ -17,11 +15,11 @@ def power_of_two(exponent: float) -> str:
     >>> [power_of_two(exponent) for exponent in (-7, 0, 3.5)]
     ['2⁻⁷', '2⁰', '2³·⁵']
     """
-    return "2" + f"{exponent:g}".translate(_SUPERSCRIPTS)
+    return "2" + f"{exponent:g}".translate(SUPERSCRIPTS)
 
 
-def octave_ticks(limits: Limits, most: int = 6) -> list[float]:
-    """At most `most` ticks: whole powers of two, or halves and quarters on a short axis.
+def octave_ticks(limits: Limits) -> list[float]:
+    """At most six ticks: whole powers of two, or halves and quarters on a short axis.
 
     >>> octave_ticks((-8.2, -3.8)), octave_ticks((-6.6, -5.9)), octave_ticks((-20, 7))
     ([-8, -7, -6, -5, -4], [-6.5, -6.25, -6.0], [-20, -15, -10, -5, 0, 5])
@@ -31,18 +29,18 @@ def octave_ticks(limits: Limits, most: int = 6) -> list[float]:
         ticks = [
             step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)
         ]
-        if len(ticks) <= most and (step >= 1 or high - low < 2):
+        if len(ticks) <= 6 and (step >= 1 or high - low < 2):
             return ticks
     return [low, high]
 
 
-def with_margin(low: float, high: float, share: float = 0.04, least: float = 0.25) -> Limits:
+def with_margin(low: float, high: float) -> Limits:
     """The limits with a margin, also around a single value.
 
     >>> with_margin(-8, -4), with_margin(-6, -6)
     ((-8.25, -3.75), (-6.25, -5.75))
     """
-    margin = max(share * (high - low), least)
+    margin = max(0.04 * (high - low), 0.25)
     return low - margin, high + margin
 
 

@@ -1,7 +1,7 @@
 """A grid of panels with lines and bands over steps or sizes, all on comparable log axes."""
 
 import math
-import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,6 @@ def draw_panels(
     x_label: str,
     y_label: str,
     title: str,
-    legend_title: str = "",
     log_x: bool = False,
     theory: str = "",
 ) -> "Figure":
@@ -77,7 +76,7 @@ def draw_panels(
     width, height = _PANEL_INCHES[columns]
     legend_columns = math.ceil(len(labels) / (4 * rows * height))
     longest = max(map(len, [*labels, *theory.split("\n")]))
-    legend_width = max(legend_columns * (0.7 + 0.07 * longest), 0.08 * len(legend_title))
+    legend_width = legend_columns * (0.7 + 0.07 * longest)
     with blank_figure(columns * width + legend_width + 0.4, rows * height + 0.4) as figure:
         colours = ordered_colours(labels)
         limits = comparable_limits([_y_range(panel) for panel in panels])
@@ -96,7 +95,7 @@ def draw_panels(
             axes.set_xlabel(x_label if lowest_of_column else "")
         write_title(figure, title)
         write_y_label(figure, y_label)
-        _add_legend(figure, colours, legend_title, legend_columns, theory)
+        _add_legend(figure, colours, legend_columns, theory)
     return figure
 
 
@@ -175,32 +174,14 @@ def _write_heading(axes: "Axes", panel: Panel, width_inches: float) -> None:
     """The title at the left, the verdict at the right of its last line, the note below both."""
     mark = None if panel.verdict is None else mark_of(panel.verdict)
     room = width_inches - (0.12 + 0.064 * len(mark.text) if mark else 0)
-    title = _fold(panel.title, int(width_inches / _TITLE_INCHES), int(room / _TITLE_INCHES))
+    title = textwrap.fill(panel.title, int(room / _TITLE_INCHES))
     pad = write_heading(axes, title, panel.note)
     if mark:
         look: Look = {"fontsize": 8, "fontweight": "bold", "color": mark.colour}
         axes.set_title(mark.text, loc="right", pad=pad, **look)
 
 
-def _fold(text: str, n_characters: int, n_last: int) -> str:
-    """Lines of at most `n_characters`, `n_last` in the last, broken after spaces or dots if any.
-
-    >>> print(_fold("layers.3.attention.q_proj.weight", 24, 13))
-    layers.3.attention.
-    q_proj.weight
-    """
-    pieces = re.findall(rf"[^\s.]{{1,{n_characters - 1}}}[\s.]?|[\s.]", text)
-    lines, room = [""], n_last
-    for piece in reversed(pieces):
-        if len((piece + lines[0]).rstrip()) > room:
-            lines, room = ["", *lines], n_characters
-        lines[0] = piece + lines[0]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _add_legend(
-    figure: "Figure", colours: dict[str, str], title: str, n_columns: int, theory: str
-) -> None:
+def _add_legend(figure: "Figure", colours: dict[str, str], n_columns: int, theory: str) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -216,5 +197,4 @@ def _add_legend(
     if theory:
         keys.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.2))
         names.append(theory)
-    look: Look = {"ncols": n_columns, "fontsize": 9, "title_fontsize": 9}
-    figure.legend(keys, names, title=title or None, loc="outside right center", **look)
+    figure.legend(keys, names, loc="outside right center", ncols=n_columns, fontsize=9)

@@ -39,16 +39,11 @@ def _column(values: Sequence[object]) -> Any:
     import pyarrow
 
     kinds = {type(value) for value in values if value is not None}
-    if kinds == {bool}:
-        return pyarrow.array(values, pyarrow.bool_())
-    if kinds == {int} and all(
-        -(2**63) <= value < 2**63 for value in values if isinstance(value, int)
-    ):
-        return pyarrow.array(values, pyarrow.int64())
+    small = all(-(2**63) <= value < 2**63 for value in values if isinstance(value, int))
+    if kinds == {bool} or (kinds == {int} and small):
+        return pyarrow.array(values)
     if kinds <= {int, float}:
         numbers = [float(value) if isinstance(value, int | float) else None for value in values]
         return pyarrow.array(numbers, pyarrow.float64())
-    texts = [
-        None if value is None else str(value).encode(errors="replace").decode() for value in values
-    ]
+    texts = [None if one is None else str(one).encode(errors="replace").decode() for one in values]
     return pyarrow.array(texts, pyarrow.string())

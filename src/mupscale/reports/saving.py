@@ -14,20 +14,16 @@ from mupscale.reports.style import SETTINGS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_METADATA: Mapping[str, dict[str, None]] = {
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-    "png": {},
-}
+_METADATA = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """Without a date, the same data give the same file."""
+
+FORMATS = tuple(_METADATA)
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """First characters of a formula, also full-width ones, and whitespace that spreadsheets strip."""
 
 
-def save_figure(
-    figure: "Figure", stem: Path, formats: Sequence[str] = ("png", "svg", "pdf")
-) -> list[Path]:
+def save_figure(figure: "Figure", stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Save the figure next to `stem`, once per format."""
     import matplotlib
 

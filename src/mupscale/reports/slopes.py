@@ -108,11 +108,11 @@ def _rows(bars: Sequence[SlopeBar]) -> tuple[list[float], dict[float, str]]:
     row, group = 0.0, ""
     for bar in bars:
         if bar.group != group:
+            group = bar.group
             row += 0.25 if rows else 0
-        if bar.group and bar.group != group:
-            headings[row] = bar.group
-            row += 1
-        group = bar.group
+            if group:
+                headings[row] = group
+                row += 1
         rows.append(row)
         row += 1
     return rows, headings

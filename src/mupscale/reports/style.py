@@ -1,13 +1,15 @@
 """The look of every figure: quiet, with colours that colour-blind readers can distinguish."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mupscale.errors import UnknownNameError
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
+
+Label = TypeVar("Label", bound=Hashable)
 
 Look = dict[str, Any]
 """Keyword arguments of matplotlib for a line, a mark or a text."""
@@ -44,7 +46,7 @@ _LIGHTEST = 0.8
 """End of viridis as used here: beyond it, the yellow is too pale on white."""
 
 
-def ordered_colours(labels: Sequence[str]) -> dict[str, str]:
+def ordered_colours(labels: Sequence[Label]) -> dict[Label, str]:
     """Dark to light, since labels are ordered values. viridis is uniform and colour-blind safe."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
@@ -58,24 +60,19 @@ def ordered_colours(labels: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Mark:
-    """The look of a verdict: word, symbol, colour, and the marker of its point."""
+    """The look of a verdict: a symbol with its word, their colour, and the marker of its point."""
 
-    word: str
-    symbol: str
+    text: str
     colour: str
     marker: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.symbol} {self.word}"
 
 
 # Bluish green, vermilion and orange of Okabe & Ito, darkened until small text is readable on white.
 _MARKS: Mapping[str | None, Mark] = {
-    "pass": Mark("pass", "✓", "#00805C", "o"),
-    "fail": Mark("fail", "✗", "#C94F00", "X"),
-    "inconclusive": Mark("inconclusive", "?", "#A87400", "s"),
-    None: Mark("not judged", "–", "#757575", "o"),
+    "pass": Mark("✓ pass", "#00805C", "o"),
+    "fail": Mark("✗ fail", "#C94F00", "X"),
+    "inconclusive": Mark("? inconclusive", "#A87400", "s"),
+    None: Mark("– not judged", "#757575", "o"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Names and numbers for readers: powers of two, intervals, counts."""
+"""Names and numbers for readers: powers of two, intervals, lists."""
 
 import math
 
@@ -26,13 +26,13 @@ def signed(value: float, digits: int = 2) -> str:
     return text.replace("-", "−").replace("inf", "∞")
 
 
-def power(log2: float, digits: int = 2) -> str:
+def power(log2: float) -> str:
     """A power of two.
 
     >>> power(-6.19)
     '2^−6.19'
     """
-    return f"2^{signed(log2, digits)}"
+    return f"2^{signed(log2)}"
 
 
 def decimal(value: float) -> str:
@@ -64,15 +64,6 @@ def with_interval(estimate: Estimate | None, digits: int = 2) -> str:
     if estimate is None:
         return "–"
     return f"{signed(estimate.value, digits)} {interval(estimate, digits)}"
-
-
-def many(number: int, word: str) -> str:
-    """A count with its noun.
-
-    >>> many(1, "seed"), many(1200, "run")
-    ('1 seed', '1,200 runs')
-    """
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def listed(words: list[str]) -> str:

@@ -1,19 +1,13 @@
 """Pieces of generated Python: literals, formatted calls, and the docstring at the top."""
 
-from __future__ import annotations
-
+import itertools
 import textwrap
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from mupscale.errors import NotExactError, OptionError
 from mupscale.recipes import showing
-from mupscale.recipes.inert import for_docstring
+from mupscale.recipes.recipe import Recipe
 from mupscale.theory import optimizer_named
-
-if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import RecipeRow
 
 LINE = 100
 """Longest generated line, unless a single name is longer."""
@@ -59,81 +53,52 @@ def string(words: str) -> str:
     )
 
 
-def raw_string(pattern: str) -> str:
-    assert '"' not in pattern
-    assert pattern.isprintable()
-    return f'r"{pattern}"'
+def call(head: str, *given: str) -> list[str]:
+    """The lines of a call in a list: one line if it fits, else the arguments on the next, or one
+    per line.
 
-
-def call(
-    head: str, arguments: Mapping[str, object] | Sequence[str], tail: str = "", indent: int = 0
-) -> list[str]:
-    """The lines of a call: one line if it fits, else the arguments on the next, or one per line.
-
-    >>> call("x = f", {"a": 1, "b": 2.5})
-    ['x = f(a=1, b=2.5)']
+    >>> call("f", "1", "b=2.5")
+    ['    f(1, b=2.5),']
     """
-    given = (
-        [f"{k}={v!r}" for k, v in arguments.items()]
-        if isinstance(arguments, Mapping)
-        else list(arguments)
-    )
-    space, within = " " * indent, " " * (indent + 4)
-    whole = f"{space}{head}({', '.join(given)}){tail}"
-    if len(whole) <= LINE:
+    inside = ", ".join(given)
+    if len(whole := f"    {head}({inside}),") <= LINE:
         return [whole]
-    inside = f"{within}{', '.join(given)}"
-    lines = [inside] if len(inside) <= LINE else [f"{within}{argument}," for argument in given]
-    return [f"{space}{head}(", *lines, f"{space}){tail}"]
+    lines = [inside] if len(inside) + 8 <= LINE else [f"{argument}," for argument in given]
+    return [f"    {head}(", *(f"        {line}" for line in lines), "    ),"]
 
 
 def docstring(recipe: Recipe, use: Sequence[str]) -> str:
-    """Where the numbers come from, how certain they are, and how to use the file."""
+    """Where the numbers come from, how certain they are, and how to use the file.
+
+    A line of `use` that begins with spaces is code.
+    """
     import mupscale
 
     title, *facts = showing.summary(recipe)
-    values = [line for line in showing.values_table(recipe)[1:] if line[1]]
+    values = [
+        f"{name} {value} ({source}, interval {ends})" if ends else f"{name} {value} ({source})"
+        for name, value, ends, _, source in showing.values_table(recipe)[1:]
+    ]
     paragraphs = [
         f"{title}. Written by mupscale {mupscale.__version__}.",
         *facts,
-        "Base values: "
-        + "; ".join(f"{name} {value} ({_note(rest)})" for name, value, *rest in values)
-        + ".",
+        f"Base values: {'; '.join(values)}.",
     ]
-    lines = [line for words in paragraphs for line in (*textwrap.wrap(_plain(words), LINE - 3), "")]
+    lines = [line for words in paragraphs for line in (*_wrapped(words, LINE - 3), "")]
     if recipe.risks:
-        risks = (part for risk in recipe.risks for part in _bullet(risk))
-        lines += ["What may go wrong:", *risks, ""]
-    lines += [line for words in use for line in (*_kept(words), "")]
+        risks = (_wrapped(f"{risk.rstrip('.')}.", bullet="- ") for risk in recipe.risks)
+        lines += ["What may go wrong:", *itertools.chain(*risks), ""]
+    for words in use:
+        lines += [words, ""] if words.startswith("    ") else [*_wrapped(words), ""]
     return '"""' + "\n".join(lines[:-1]) + '\n"""'
 
 
-def _note(cells: Sequence[str]) -> str:
-    interval, _, source = cells
-    return f"{source}, interval {interval}" if interval else source
+def _wrapped(words: str, width: int = LINE, bullet: str = "") -> list[str]:
+    """Lines for a docstring, without quotes and backslashes, which could end it.
 
-
-def _plain(words: str) -> str:
-    return for_docstring(words, 4000)
-
-
-def _bullet(words: str) -> list[str]:
-    return textwrap.wrap(
-        f"{_plain(words).rstrip('.')}.", LINE, initial_indent="- ", subsequent_indent="  "
-    )
-
-
-def _kept(words: str) -> list[str]:
-    """A paragraph, or a line of code that begins with spaces."""
-    return [words] if words.startswith("    ") else textwrap.wrap(_plain(words), LINE)
-
-
-def table(rows: Sequence[RecipeRow], *, folded: bool = False) -> str:
-    """The patterns of a recipe with their exact values."""
-    lines: list[str] = []
-    for row in rows:
-        names = ["std", "start", "lr", "weight_decay", "eps"]
-        names += ["folded"] if folded and row.folded != 1 else []
-        values = {name: value for name in names if (value := getattr(row, name)) is not None}
-        lines += call(f"{string(row.pattern)}: Row", values, ",", indent=4)
-    return "\n".join(["TABLE = {", *lines, "}"])
+    >>> _wrapped('a' + 3 * chr(34) + ' + evil()' + chr(92))
+    ["a''' + evil()/"]
+    """
+    plain = showing.one_line(words, 4000).replace('"', "'").replace("\\", "/")
+    indent = " " * len(bullet)
+    return textwrap.wrap(plain, width, initial_indent=bullet, subsequent_indent=indent)

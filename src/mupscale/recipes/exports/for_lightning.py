@@ -1,13 +1,7 @@
 """Lightning: the PyTorch module plus a `LightningModule`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from mupscale.recipes.exports.python import module
-
-if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
+from mupscale.recipes.exports.for_pytorch import module
+from mupscale.recipes.recipe import Recipe
 
 _USE = (
     "Needs torch and lightning. Save it as recipe.py. With batches of BATCH sequences in total "
@@ -53,5 +47,5 @@ def export(recipe: Recipe) -> str:
     """A module with a `LightningModule`."""
     body = _BODY.replace("{clip}", _CLIP if recipe.training.clip else "")
     return module(
-        recipe, "lightning", use=_USE, imports=["import lightning"], body=body, clip_in_step=False
+        recipe, "lightning", _USE, imported="import lightning", body=body, clip_in_step=False
     )

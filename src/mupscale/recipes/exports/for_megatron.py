@@ -1,18 +1,13 @@
 """Megatron-LM: flags and parameter-group overrides. What it cannot express is listed."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from mupscale.errors import OptionError
 from mupscale.recipes.exports.code import LINE, docstring, optimizer_class, refuse_inexact, string
 from mupscale.recipes.exports.names import LLAMA_LIKE, llama_like
-
-if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import RecipeRow
+from mupscale.recipes.recipe import Recipe
+from mupscale.recipes.rows import RecipeRow
 
 _USE = (
     "For Megatron-LM with megatron-core 0.16. Save it as recipe.py; `python recipe.py` prints the "
@@ -124,17 +119,10 @@ def _arguments(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
         "init-method-std": reference.std,
         "embedding-init-method-std": rows["embed_tokens"].std,
     }
-    words = [
-        *(f"--{name}={value}" for name, value in flags.items()),
-        "--untie-embeddings-and-output-weights",
-    ]
-    lines = [
-        f"FLOOR = {floor!r}",
-        "ARGUMENTS = [",
-        *(f"    {string(word)}," for word in words),
-        "]",
-    ]
-    return "\n".join(lines)
+    words = [f"--{name}={value}" for name, value in flags.items()]
+    words.append("--untie-embeddings-and-output-weights")
+    lines = (f"    {string(word)}," for word in words)
+    return "\n".join([f"FLOOR = {floor!r}", "ARGUMENTS = [", *lines, "]"])
 
 
 def _groups(recipe: Recipe, reference: RecipeRow) -> str:
@@ -150,25 +138,20 @@ def _groups(recipe: Recipe, reference: RecipeRow) -> str:
     lines = ["# Groups that differ from the flags: names and values.", "GROUPS = ["]
     for (lr, decay, eps), names in merged.items():
         wd = {"wd_mult": 0.0} if not decay else {"start_wd": decay, "end_wd": decay}
-        values = ", ".join(
-            f'"{key}": {value!r}' for key, value in {"max_lr": lr, **wd, "eps": eps}.items()
-        )
-        lines += ["    (", *_names(names), *_values(values), "    ),"]
+        values = {"max_lr": lr, **wd, "eps": eps}
+        pairs = [f'"{key}": {value!r}' for key, value in values.items()]
+        own = [*_listed("[]", [string(name) for name in names]), *_listed("{}", pairs)]
+        lines += ["    (", *(f"        {line}" for line in own), "    ),"]
     return "\n".join([*lines, "]"])
 
 
-def _names(names: list[str]) -> list[str]:
-    whole = f"        [{', '.join(string(name) for name in names)}],"
-    if len(whole) <= LINE:
+def _listed(brackets: str, items: Sequence[str]) -> list[str]:
+    """On one line, or one item per line."""
+    first, last = brackets
+    whole = f"{first}{', '.join(items)}{last},"
+    if len(whole) + 8 <= LINE:
         return [whole]
-    return ["        [", *(f"            {string(name)}," for name in names), "        ],"]
-
-
-def _values(values: str) -> list[str]:
-    whole = f"        {{{values}}},"
-    if len(whole) <= LINE:
-        return [whole]
-    return ["        {", *(f"            {value}," for value in values.split(", ")), "        },"]
+    return [first, *(f"    {item}," for item in items), f"{last},"]
 
 
 def _factors(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
@@ -185,9 +168,4 @@ def _factors(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
             lines += [
                 f"    {string(other)}: {factor!r}," for other in LLAMA_LIKE[row.pattern].megatron
             ]
-    title = "# Factors on Megatron's initial weights."
-    return (
-        "\n".join([title, "FACTORS = {", *lines, "}"])
-        if lines
-        else f"{title}\nFACTORS: dict[str, float] = {{}}"
-    )
+    return "\n".join(["# Factors on Megatron's initial weights.", "FACTORS = {", *lines, "}"])

@@ -1,24 +1,13 @@
 """torchtitan 0.3: a config module; its optimizer groups are regular expressions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from mupscale.recipes.exports.code import (
-    call,
-    docstring,
-    optimizer_class,
-    raw_string,
-    refuse_inexact,
-)
+from mupscale.recipes.exports.code import call, docstring, optimizer_class, refuse_inexact
 from mupscale.recipes.exports.names import LLAMA_LIKE, llama_like
+from mupscale.recipes.recipe import Recipe
+from mupscale.recipes.rows import RecipeRow
 from mupscale.targets.shapes import shape_name
-
-if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import RecipeRow
 
 REGISTERED = {
     "llama-3-8b": ("llama3", "llama3_8b"),
@@ -147,8 +136,8 @@ def _groups(recipe: Recipe) -> str:
     lines: list[str] = []
     for (lr, decay, eps), names in merged.items():
         pattern = rf"(^|\.)({'|'.join(names)})\.weight$"
-        given = [raw_string(pattern), f"lr={lr!r}", f"weight_decay={decay!r}", f"eps={eps!r}"]
-        lines += call("group", given, ",", indent=4)
+        values = (f"lr={lr!r}", f"weight_decay={decay!r}", f"eps={eps!r}")
+        lines += call("group", f'r"{pattern}"', *values)
     return "\n".join(["PARAM_GROUPS = [", *lines, "]"])
 
 

@@ -1,13 +1,7 @@
 """transformers: the PyTorch module plus a `Trainer`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from mupscale.recipes.exports.python import module
-
-if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
+from mupscale.recipes.exports.for_pytorch import module
+from mupscale.recipes.recipe import Recipe
 
 _USE = (
     "Needs torch and transformers. Save it as recipe.py, then:",
@@ -43,5 +37,5 @@ def trainer(model: nn.Module, settings: TrainingArguments, **others: Any) -> Tra
 
 def export(recipe: Recipe) -> str:
     """A module that builds a `Trainer`."""
-    imports = ["from transformers import Trainer, TrainingArguments"]
-    return module(recipe, "transformers", use=_USE, imports=imports, body=_BODY)
+    imported = "from transformers import Trainer, TrainingArguments"
+    return module(recipe, "transformers", _USE, imported=imported, body=_BODY)

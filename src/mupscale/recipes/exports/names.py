@@ -1,15 +1,10 @@
 """Names of Llama-like parameters in transformers, torchtitan and Megatron-LM."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mupscale.errors import OptionError
-
-if TYPE_CHECKING:
-    from mupscale.recipes.recipe import Recipe
-    from mupscale.recipes.rows import RecipeRow
+from mupscale.recipes.recipe import Recipe
+from mupscale.recipes.rows import RecipeRow
 
 
 @dataclass(frozen=True)

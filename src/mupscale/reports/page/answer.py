@@ -6,16 +6,9 @@ from typing import Literal
 from mupscale.analysis.families import CellAnalysis, Comparison, Regret, RuleTransfer, StudyAnalysis
 from mupscale.analysis.verdicts import DriftVerdict, Movement
 from mupscale.reports.page.data import PageData
-from mupscale.reports.words import (
-    AXES,
-    decimal,
-    interval,
-    listed,
-    many,
-    power,
-    with_interval,
-)
+from mupscale.reports.words import AXES, decimal, interval, listed, power, with_interval
 from mupscale.studies.trials import FAILED
+from mupscale.text import many
 
 Tone = Literal["still", "moves", "open"]
 _TONES: dict[Movement, tuple[Tone, str]] = {
@@ -67,19 +60,18 @@ def _nothing(data: PageData) -> str:
 
 def _lead(data: PageData, rules: tuple[RuleAnswer, ...]) -> tuple[str, ...]:
     so_far = "" if data.progress.done else f"So far ({data.progress.text}): "
-    by_tone = {
-        tone: [one.rule for one in rules if one.tone == tone] for tone in ("still", "moves", "open")
-    }
+    if all(one.tone == "open" for one in rules):
+        return (_single(data, so_far),)
     axis = _axis(data.analysis)
-    parts: list[str] = []
-    if by_tone["moves"]:
-        parts.append(f"under {listed(by_tone['moves'])} the best rate moves with {axis}")
-    if by_tone["still"]:
-        parts.append(f"under {listed(by_tone['still'])} the best rate stays still over {axis}")
-    if by_tone["open"] and len(rules) > len(by_tone["open"]):
-        parts.append(f"under {listed(by_tone['open'])} these runs do not decide it")
+    words = {
+        "moves": f"the best rate moves with {axis}",
+        "still": f"the best rate stays still over {axis}",
+        "open": "these runs do not decide it",
+    }
+    by_tone = {tone: [one.rule for one in rules if one.tone == tone] for tone in words}
+    parts = [f"under {listed(own)} {words[tone]}" for tone, own in by_tone.items() if own]
     text = so_far + "; ".join(parts)
-    return (text[:1].upper() + text[1:] + ".",) if parts else (_single(data, so_far),)
+    return (text[:1].upper() + text[1:] + ".",)
 
 
 def _single(data: PageData, so_far: str) -> str:

@@ -41,7 +41,6 @@ def _content(data: PageData) -> dict[str, Any]:
     numbers = itertools.count(1)
     return {
         "powers": powers,
-        "longest_word": _longest_word,
         "mark_of": mark_of,
         "unique": lambda: next(numbers),
         "data": data,
@@ -55,22 +54,17 @@ def _content(data: PageData) -> dict[str, Any]:
         "style": embedded_script(_file("page.css")),
         "scripts": [embedded_script(source) for source in scripts],
         "policy": _policy(scripts),
-        "embedded": embedded_json(_embedded(data, curves, maps)),
-    }
-
-
-def _embedded(
-    data: PageData, curves: dict[str, Any] | None, maps: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """The data for the scripts."""
-    return {
-        "name": data.name,
-        "colours": COLOURS,
-        "labels": NAMES,
-        "curves": curves,
-        "maps": maps,
-        "columns": trial_columns(data.trials),
-        "refresh_seconds": data.refresh_seconds,
+        "embedded": embedded_json(
+            {
+                "name": data.name,
+                "colours": COLOURS,
+                "labels": NAMES,
+                "curves": curves,
+                "maps": maps,
+                "columns": trial_columns(data.trials),
+                "refresh_seconds": data.refresh_seconds,
+            }
+        ),
     }
 
 
@@ -124,15 +118,6 @@ def _counts(data: PageData) -> list[tuple[str, str]]:
     return [
         (name, value) for name, value in counts if name in always or value not in ("0", "0 min")
     ]
-
-
-def _longest_word(text: str) -> int:
-    """Characters of its longest word: a table cell must break a very long one.
-
-    >>> _longest_word("n_kv_heads = 12")
-    10
-    """
-    return max(map(len, text.split()), default=0)
 
 
 def _file(name: str) -> str:

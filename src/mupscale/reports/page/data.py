@@ -56,7 +56,6 @@ class CheckSummary:
     quantity: str
     verdict: str
     findings: Sequence[Mapping[str, Any]]
-    seeds: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from mupscale.errors import StorageError
 
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
-_POWER = re.compile(r"\b2\^[−-]?[0-9.]+[0-9]")
+_POWER = re.compile(r"\b2\^([−-]?[0-9.]+[0-9])")
 
 
 def embedded_json(value: Any) -> Markup:
@@ -49,8 +49,5 @@ def powers(text: str) -> Markup:
     >>> print(powers("<b> 2^−6.19"))
     &lt;b&gt; 2<sup>−6.19</sup>
     """
-    return Markup(_POWER.sub(lambda power: _superscript(power[0]), str(escape(text))))
-
-
-def _superscript(power: str) -> str:
-    return f"2<sup>{power[2:].replace('-', '−')}</sup>"
+    plain = str(escape(text))
+    return Markup(_POWER.sub(lambda found: f"2<sup>{found[1].replace('-', '−')}</sup>", plain))

@@ -6,14 +6,7 @@ from typing import Any
 
 from mupscale.analysis.families import CellAnalysis, StudyAnalysis
 from mupscale.analysis.flags import flags_text
-from mupscale.reports.words import (
-    AXES,
-    SHORT,
-    decimal,
-    power,
-    signed,
-    with_interval,
-)
+from mupscale.reports.words import AXES, SHORT, decimal, power, signed, with_interval
 
 
 @dataclass(frozen=True)

@@ -15,25 +15,23 @@ def trial_columns(trials: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Repeated words, such as rules and statuses, are stored once and referred to by index.
     """
-    params: list[str] = list(
-        dict.fromkeys(str(name) for trial in trials for name in trial["params"])
-    )
-    numbers = [(name, name) for name in ("seed", "steps", "tokens", "seconds", "attempts")]
+    params = dict.fromkeys(str(name) for trial in trials for name in trial["params"])
     columns = [
-        _words("trial", "trial", [f"{trial['cell']}/{trial['number']:04d}" for trial in trials]),
-        _words("rule", "rule", [str(trial["rule"]) for trial in trials]),
-        _words("model", "model", [variant_text(trial["variant"]) for trial in trials]),
+        _words("trial", [f"{trial['cell']}/{trial['number']:04d}" for trial in trials]),
+        _words("rule", [str(trial["rule"]) for trial in trials]),
+        _words("model", [variant_text(trial["variant"]) for trial in trials]),
         *(
-            _column(f"param:{name}", SHORT.get(name, name), "rate", _param(trials, name))
+            _numbers(f"param:{name}", "rate", [trial["params"].get(name) for trial in trials])
+            | {"heading": SHORT.get(name, name)}
             for name in params
         ),
-        _words("status", "status", [str(trial["status"]) for trial in trials]),
-        _column("loss", "loss", "loss", [trial.get("loss") for trial in trials]),
+        _words("status", [str(trial["status"]) for trial in trials]),
+        _numbers("loss", "loss", [trial.get("loss") for trial in trials]),
         *(
-            _column(key, heading, "number", [trial.get(key) for trial in trials])
-            for key, heading in numbers
+            _numbers(key, "number", [trial.get(key) for trial in trials])
+            for key in ("seed", "steps", "tokens", "seconds", "attempts")
         ),
-        _words("error", "error", [_shortened(trial.get("error")) for trial in trials]),
+        _words("error", [_shortened(trial.get("error")) for trial in trials]),
     ]
     return [column for column in columns if not _is_trivial(column)]
 
@@ -56,28 +54,14 @@ def variant_text(variant: Mapping[str, Any]) -> str:
     )
 
 
-def _param(trials: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    return [trial["params"].get(name) for trial in trials]
+def _numbers(key: str, kind: str, values: Sequence[Any]) -> dict[str, Any]:
+    return {"key": key, "heading": key, "kind": kind, "values": [_number(one) for one in values]}
 
 
-def _column(key: str, heading: str, kind: str, values: Sequence[Any]) -> dict[str, Any]:
-    return {
-        "key": key,
-        "heading": heading,
-        "kind": kind,
-        "values": [_number(value) for value in values],
-    }
-
-
-def _words(key: str, heading: str, values: Sequence[str]) -> dict[str, Any]:
+def _words(key: str, values: Sequence[str]) -> dict[str, Any]:
     words = {word: place for place, word in enumerate(dict.fromkeys(values))}
-    return {
-        "key": key,
-        "heading": heading,
-        "kind": "text",
-        "words": list(words),
-        "values": [words[value] for value in values],
-    }
+    places = [words[value] for value in values]
+    return {"key": key, "heading": key, "kind": "text", "words": list(words), "values": places}
 
 
 def _number(value: Any) -> float | int | None:
