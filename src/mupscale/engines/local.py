@@ -2,7 +2,6 @@
 
 import os
 import selectors
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -13,8 +12,8 @@ from typing import Any
 import cloudpickle
 
 from mupscale.engines.answers import called_here
-from mupscale.engines.attempts import Attempts, check_limits
-from mupscale.engines.process import Terms, Worker, WorkerDiedError, dismiss, ending, signals_held
+from mupscale.engines.attempts import Attempts, End, check_limits
+from mupscale.engines.process import Terms, Worker, WorkerDiedError, dismiss, signals_held
 from mupscale.engines.session import Failure, Outcome, Session
 from mupscale.errors import OptionError
 
@@ -54,7 +53,13 @@ class Local:
         if self.workers == 0:
             yield _Here(function)
             return
-        pool = _Pool(function, self)
+        pool = Pool(
+            pickled_function(function),
+            Terms.from_here(memory_limit=self.memory_limit),
+            capacity=usable_cores() if self.workers is None else self.workers,
+            time_limit=self.time_limit,
+            settled=Attempts(self.retries).settled,
+        )
         try:
             yield pool
         finally:
@@ -86,16 +91,24 @@ class _Here:
         return [called_here(job, self._function, payload)]
 
 
-class _Pool:
-    """Workers, the jobs that wait for them, and one selector for all their pipes."""
+class Pool:
+    """Workers, the jobs that wait for them, and one selector for all their pipes.
 
-    def __init__(self, function: Callable[[Any], Any], engine: Local) -> None:
-        self._function = pickled(
-            f"the function {getattr(function, '__qualname__', function)!r}", function
-        )
-        self._terms = Terms.from_here(memory_limit=engine.memory_limit)
-        self._attempts, self._time_limit = Attempts(engine.retries), engine.time_limit
-        self.capacity = usable_cores() if engine.workers is None else engine.workers
+    `settled` gives the outcome of a job after an attempt; None if it is to be tried again.
+    """
+
+    def __init__(
+        self,
+        function: bytes,
+        terms: Terms,
+        *,
+        capacity: int,
+        time_limit: float | None,
+        settled: Callable[[str, End], Outcome | None],
+    ) -> None:
+        self.capacity = capacity
+        self._function, self._terms = function, terms
+        self._time_limit, self._settled = time_limit, settled
         self._waiting: deque[tuple[str, Any]] = deque()
         self._workers: set[Worker] = set()
         self._idle: set[Worker] = set()
@@ -176,36 +189,25 @@ class _Pool:
         try:
             answer = worker.receive()
         except WorkerDiedError as death:
-            self._bury(worker, death.status)
+            self._release(worker)
+            late = self._time_limit if worker in self._late else None
+            self._late.discard(worker)
+            self._settle(worker, ("death", death.status) if late is None else ("late", late))
             return
         if answer is not None and worker not in self._late:
-            self._conclude(worker, answer)
+            self._idle.add(worker)
+            self._settle(worker, ("answer", answer))
 
-    def _conclude(self, worker: Worker, answer: str) -> None:
-        job, _ = self._assigned.pop(worker)
-        outcome = self._attempts.answered(job, answer)
-        self._ended.append(outcome)
-        self._idle.add(worker)
-        if outcome.failure is None:  # after a failure, the caller may end the session
-            self._staff()
-
-    def _bury(self, worker: Worker, status: int) -> None:
-        self._release(worker)
-        assigned = self._assigned.pop(worker, None)
-        if assigned is None:
+    def _settle(self, worker: Worker, end: End) -> None:
+        if worker not in self._assigned:
             return
-        if worker in self._late:
-            assert self._time_limit is not None
-            self._late.remove(worker)
-            outcome = self._attempts.late(assigned[0], self._time_limit)
+        job, payload = self._assigned.pop(worker)
+        outcome = self._settled(job, end)
+        if outcome is None:
+            self._waiting.appendleft((job, payload))
         else:
-            outcome = self._attempts.died(
-                assigned[0], ending(status), of_memory=status == -signal.SIGKILL
-            )
-        if outcome is not None:
             self._ended.append(outcome)
-        else:
-            self._waiting.appendleft(assigned)
+        if outcome is None or outcome.failure is None:  # after a failure, the session may end
             self._staff()
 
     def _end_the_late(self) -> None:
@@ -229,6 +231,10 @@ class _Pool:
                 self._selector.unregister(pipe)
         worker.leave()
         worker.kill()
+
+
+def pickled_function(function: Callable[[Any], Any]) -> bytes:
+    return pickled(f"the function {getattr(function, '__qualname__', function)!r}", function)
 
 
 def pickled(what: str, value: Any) -> bytes:
