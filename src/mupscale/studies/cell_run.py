@@ -78,11 +78,8 @@ class CellRun:
             }
             for number in missing:
                 point = points[number - self._first]
-                stop = stops[point.seed]
                 self._waiting.append(
-                    Proposed(
-                        self.cell, number, self._round, point, stop.to_dict() if stop else None
-                    )
+                    Proposed(self.cell, number, self._round, point, stops[point.seed])
                 )
             self._awaited = set(missing)
             self._round, self._first = self._round + 1, numbers.stop

@@ -170,5 +170,5 @@ class HopelessPruner(BasePruner):
         if best is None or step is None:
             return False
         curve = sorted(best.intermediate_values.items())
-        stop = reference(curve, self.steps, self.far).to_dict()
+        stop = reference(curve, self.steps, self.far)
         return hopeless(stop, step / self.steps, trial.intermediate_values[step])
