@@ -117,10 +117,9 @@ def fingerprint_of(work: TrialAssignment) -> str:
     when it is stopped early.
     """
     config: dict[str, Any] = {} if work.config is None else work.config.to_dict()
-    for name in _WITHOUT_EFFECT:
-        table, _, key = name.partition(".")
-        if table in config:
-            config[table] = {k: v for k, v in config[table].items() if k != key}
+    for table, names in _WITHOUT_EFFECT.items():
+        for name in names:
+            config.get(table, {}).pop(name, None)
     trainer: dict[str, Any] = {"kind": "reference"}
     if work.trainer is not None and work.trainer.function is not None:
         trainer = {"kind": "function", "name": work.trainer.function}
@@ -143,12 +142,7 @@ def fingerprint_of(work: TrialAssignment) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_WITHOUT_EFFECT = (
-    "machine.device",
-    "machine.shard",
-    "machine.compile",
-    "record.log_every",
-    "record.eval_every",
-    "record.checkpoint_every",
-    "record.tensorboard",
-)
+_WITHOUT_EFFECT = {
+    "machine": ("device", "shard", "compile"),
+    "record": ("log_every", "eval_every", "checkpoint_every", "tensorboard"),
+}
