@@ -128,7 +128,7 @@ def test_who_reads_the_old_file_keeps_it_while_a_new_one_is_written(tmp_path):
         stored = storing.write_chunks(path, iter([b"n", b"", b"ew"]))
         assert reader.read() == b"old"
     assert path.read_bytes() == b"new"
-    assert stored == storing.Stored(3, hashlib.sha256(b"new").hexdigest())
+    assert stored == {"bytes": 3, "sha256": hashlib.sha256(b"new").hexdigest()}
 
 
 def test_only_what_is_missing_is_encoded_again(tmp_path, undisturbed):
