@@ -21,10 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from mupscale.engines.attempts import Attempts, End, check_limits
-from mupscale.engines.local import Pool, pickled, pickled_function, usable_cores
+from mupscale.engines.local import Pickled, Pool, pickled, pickled_function, usable_cores
 from mupscale.engines.process import GRACE_SECONDS, Terms
 from mupscale.engines.session import Failure, Outcome, Session
 from mupscale.errors import JobError, MissingExtraError, OptionError
@@ -351,16 +349,6 @@ def _hosts() -> "_Host":
     return _Host()
 
 
-@dataclass(frozen=True)
-class _Pickled:
-    """A payload that only the worker loads, not the Ray worker above it."""
-
-    content: bytes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return cloudpickle.loads, (self.content,)
-
-
 class _Host:
     """The worker below a Ray worker. It is replaced if Ray gives the next task other GPUs, which it
     does by the environment.
@@ -376,7 +364,7 @@ class _Host:
             self._close()
             self._pool = Pool(function, terms, capacity=1, time_limit=limit, settled=Outcome)
             self._made_for = made_for
-        self._pool.submit("", _Pickled(payload))
+        self._pool.submit("", Pickled(payload))
         try:
             # In short intervals, because an interrupt by Ray does not end `select`.
             while not (ended := self._pool.finished(_LIMIT_CHECK_SECONDS)):

@@ -111,10 +111,8 @@ class Pool:
         self._time_limit, self._settled = time_limit, settled
         self._waiting: deque[tuple[str, Any]] = deque()
         self._workers: set[Worker] = set()
-        self._idle: set[Worker] = set()
         self._assigned: dict[Worker, tuple[str, Any]] = {}
-        # In order, because all jobs have the same limit.
-        self._deadlines: deque[tuple[float, Worker, tuple[str, Any]]] = deque()
+        self._deadlines: dict[Worker, float] = {}
         self._late: set[Worker] = set()
         self._ended: list[Outcome] = []
         self._selector = selectors.DefaultSelector()
@@ -140,18 +138,16 @@ class Pool:
         dismiss(self._workers)
 
     def _patience(self, end: float) -> float | None:
-        if self._deadlines:
-            end = min(end, self._deadlines[0][0])
+        end = min([end, *self._deadlines.values()])
         return None if end == float("inf") else max(0.0, end - time.monotonic())
 
     def _staff(self) -> None:
         """Give waiting jobs to idle workers, and to new ones up to the capacity."""
         while self._waiting and (worker := self._free_worker()) is not None:
-            self._begin(worker, self._waiting.popleft())
+            self._begin(worker, *self._waiting.popleft())
 
     def _free_worker(self) -> Worker | None:
-        while self._idle:
-            worker = self._idle.pop()
+        for worker in self._workers - self._assigned.keys():
             if not worker.has_ended:
                 return worker
             self._release(worker)  # it was killed while it was idle
@@ -164,17 +160,15 @@ class Pool:
         self._selector.register(worker.answers, selectors.EVENT_READ, worker)
         return worker
 
-    def _begin(self, worker: Worker, assigned: tuple[str, Any]) -> None:
-        job, payload = assigned
+    def _begin(self, worker: Worker, job: str, payload: Any) -> None:
         try:
             worker.assign(pickled(f"the payload of job {job!r}", payload))
         except OptionError as error:
             self._ended.append(Outcome(job, failure=Failure("error", error)))
-            self._idle.add(worker)
             return
-        self._assigned[worker] = assigned
+        self._assigned[worker] = job, payload
         if self._time_limit is not None:
-            self._deadlines.append((time.monotonic() + self._time_limit, worker, assigned))
+            self._deadlines[worker] = time.monotonic() + self._time_limit
         if not worker.send():
             self._selector.register(worker.requests, selectors.EVENT_WRITE, worker)
 
@@ -195,13 +189,13 @@ class Pool:
             self._settle(worker, ("death", death.status) if late is None else ("late", late))
             return
         if answer is not None and worker not in self._late:
-            self._idle.add(worker)
             self._settle(worker, ("answer", answer))
 
     def _settle(self, worker: Worker, end: End) -> None:
         if worker not in self._assigned:
             return
         job, payload = self._assigned.pop(worker)
+        self._deadlines.pop(worker, None)
         outcome = self._settled(job, end)
         if outcome is None:
             self._waiting.appendleft((job, payload))
@@ -212,20 +206,14 @@ class Pool:
 
     def _end_the_late(self) -> None:
         now = time.monotonic()
-        while self._deadlines:
-            deadline, worker, assigned = self._deadlines[0]
-            is_running = self._assigned.get(worker) is assigned
-            if is_running and deadline > now:
-                return
-            self._deadlines.popleft()
-            if is_running:
-                self._late.add(worker)
-                worker.end_now()
+        for worker in [one for one, deadline in self._deadlines.items() if deadline <= now]:
+            del self._deadlines[worker]
+            self._late.add(worker)
+            worker.end_now()
 
     def _release(self, worker: Worker) -> None:
         """Forget a worker that has ended."""
         self._workers.remove(worker)
-        self._idle.discard(worker)
         for pipe in (worker.requests, worker.answers):
             if pipe in self._selector.get_map():
                 self._selector.unregister(pipe)
@@ -233,11 +221,17 @@ class Pool:
         worker.kill()
 
 
+class Pickled(bytes):
+    """A payload that is sent as it is: a Ray worker passes it on without loading it."""
+
+
 def pickled_function(function: Callable[[Any], Any]) -> bytes:
     return pickled(f"the function {getattr(function, '__qualname__', function)!r}", function)
 
 
 def pickled(what: str, value: Any) -> bytes:
+    if isinstance(value, Pickled):
+        return value
     try:
         return cloudpickle.dumps(value)
     except Exception as error:  # whatever an object's own __reduce__ may raise
