@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from mupscale.data import open_corpus, storing
-from mupscale.data.corpus import Document
+from mupscale.data.corpus import Document, Library
 from mupscale.data.hub import HubText, open_hub
-from mupscale.data.opening import Library
 from mupscale.data.preparing import TokenizingJob, prepare
 from mupscale.data.tokenizing import ByteTokenizer
 from mupscale.errors import MissingExtraError, OptionError, StorageError, UnknownNameError

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from mupscale.data.corpus import Document, Part, fingerprint
+from mupscale.data.corpus import Document, Library, Part, fingerprint
+from mupscale.data.hub import HubSource
 from mupscale.data.storing import fault_in, read_chunks, read_object, set_aside, write_chunks
 from mupscale.data.subwords import Subwords
 from mupscale.data.tokenizing import Tokenizer
@@ -32,15 +33,10 @@ _ENCODED_AT_ONCE = 128
 Report = Callable[[int], None]
 
 
-class TokenSource(Protocol):
-    """Documents in a fixed order, readable from any position."""
-
-    @property
-    def identity(self) -> str:
-        """Changes whenever the documents change."""
-        ...
-
-    def documents(self, start: int) -> Iterator[Document]: ...
+TokenSource = Library | HubSource
+"""Documents in a fixed order, readable from any position. Its `identity` changes whenever the
+documents change.
+"""
 
 
 @dataclass(frozen=True)
