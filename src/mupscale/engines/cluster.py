@@ -165,7 +165,7 @@ class _Tasks:
         self._refreshed, self._capacity, self._hopeless_since = float("-inf"), 0, float("inf")
         if not self.capacity:
             raise OptionError(self._refusal())
-        self._terms = Terms.from_here(
+        self._terms = Terms(
             folder=_folder(), threads=max(1, int(engine.cpus)), memory_limit=engine.memory_limit
         )
         self._function = ray.put(pickled_function(function))

@@ -55,7 +55,7 @@ class Local:
             return
         pool = Pool(
             pickled_function(function),
-            Terms.from_here(memory_limit=self.memory_limit),
+            Terms(memory_limit=self.memory_limit),
             capacity=usable_cores() if self.workers is None else self.workers,
             time_limit=self.time_limit,
             settled=Attempts(self.retries).settled,

@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import IO, Self
+from dataclasses import dataclass, field
+from typing import IO
 
 from mupscale.engines.keeper import END_NOW, GRACE_SECONDS
 from mupscale.engines.wire import framed, take_message_
@@ -36,19 +36,11 @@ class Terms:
     it.
     """
 
-    path: tuple[str, ...]
-    pythonpath: str | None
     folder: str | None = None
     threads: int = 1
     memory_limit: int | None = None
-
-    @classmethod
-    def from_here(
-        cls, *, folder: str | None = None, threads: int = 1, memory_limit: int | None = None
-    ) -> Self:
-        """With the import path of this process."""
-        path = tuple(os.fspath(entry) for entry in sys.path)
-        return cls(path, os.environ.get("PYTHONPATH"), folder, threads, memory_limit)
+    path: tuple[str, ...] = field(default_factory=lambda: tuple(map(os.fspath, sys.path)))
+    pythonpath: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
 
     @property
     def environment(self) -> dict[str, str]:

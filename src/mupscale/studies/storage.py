@@ -93,7 +93,8 @@ class Mirror:
             self.add(trial, record)
         self._leave()
         try:
-            self._open(compare=False)
+            with quiet():
+                self._open(compare=False)
         except Exception as error:
             if self._file is None or isinstance(error, MupscaleError):
                 self._entries.clear()  # write nothing there, not even on closing
@@ -112,7 +113,8 @@ class Mirror:
     def flush(self) -> None:
         """Write what is missing. A failure is reported once, and writing is tried again later."""
         try:
-            self._write()
+            with quiet():
+                self._write()
         except Exception as error:
             self._put_off(error)
         except BaseException:
@@ -161,16 +163,15 @@ class Mirror:
                 f"adding the last {len(missing)} trials to {self._shown}. You can interrupt this: "
                 "they are added when the study is next opened."
             )
-        with _quiet():
-            for entry in missing:
-                if time.monotonic() > self._give_up:
-                    return
-                database.insert(f"{self._study}/{entry.cell}", entry.trial(self._space))
-                self._present.add(entry.print)
-            entries = self._by_cell()
-            for cell in {entry.cell for entry in missing}:
-                present = [entry for entry in entries[cell] if entry.print in self._present]
-                database.mark(f"{self._study}/{cell}", _digest(present))
+        for entry in missing:
+            if time.monotonic() > self._give_up:
+                return
+            database.insert(f"{self._study}/{entry.cell}", entry.trial(self._space))
+            self._present.add(entry.print)
+        entries = self._by_cell()
+        for cell in {entry.cell for entry in missing}:
+            present = [entry for entry in entries[cell] if entry.print in self._present]
+            database.mark(f"{self._study}/{cell}", _digest(present))
 
     def _by_cell(self) -> dict[str, list["_Entry"]]:
         cells: dict[str, list[_Entry]] = {}
@@ -199,19 +200,18 @@ class Mirror:
 
     def _open(self, *, compare: bool) -> "_Database":
         """The database of our study; our own file, if unreadable, is set aside and made again."""
-        with _quiet():
-            try:
-                return self._opened(compare)
-            except Exception as error:
-                self._leave()
-                if self._file is None or not _is_unreadable(error):
-                    raise
-                aside = _set_aside(self._file)
-                self._remark(
-                    f"{self._file} could not be read ({self._reason(error)}). It was renamed to "
-                    f"{aside.name}, and a new one is made from the records."
-                )
+        try:
             return self._opened(compare)
+        except Exception as error:
+            self._leave()
+            if self._file is None or not _is_unreadable(error):
+                raise
+            aside = _set_aside(self._file)
+            self._remark(
+                f"{self._file} could not be read ({self._reason(error)}). It was renamed to "
+                f"{aside.name}, and a new one is made from the records."
+            )
+        return self._opened(compare)
 
     def _opened(self, compare: bool) -> "_Database":
         if self._database is None:
@@ -347,7 +347,7 @@ def _set_aside(file: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _quiet() -> Generator[None]:
+def quiet() -> Generator[None]:
     """Hide what Optuna logs in this thread; a user's own use of Optuna still logs."""
     _optuna()
     ours = threading.get_ident()
