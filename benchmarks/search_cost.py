@@ -137,7 +137,7 @@ def adaptive(at_once: int, tolerance: float = 0.0) -> Callable[..., Ask]:
                     return
                 run = table.run(x, seed)
                 best_run = best.get(seed)
-                stop = reference(best_run.curve, best_run.steps).to_dict() if best_run else None
+                stop = reference(best_run.curve, best_run.steps) if best_run else None
                 share = next(
                     (
                         s / run.steps

@@ -25,7 +25,7 @@ BANDS = ((0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 2.0), (2.0, 3.0))
 
 def spent(run: TrialRecord, best: TrialRecord) -> float | None:
     """The share of its steps at which the run is stopped; None if it is not stopped."""
-    curve = LossCurve(stop=reference(best.curve, best.steps or 1).to_dict(), steps=run.steps)
+    curve = LossCurve(stop=reference(best.curve, best.steps or 1), steps=run.steps)
     try:
         for step, loss in run.curve:
             curve.add(loss, int(step))

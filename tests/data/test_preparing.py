@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from mupscale.data import open_corpus, storing
-from mupscale.data.corpus import Document
+from mupscale.data.corpus import Document, Library
 from mupscale.data.hub import HubText, open_hub
-from mupscale.data.opening import Library
 from mupscale.data.preparing import TokenizingJob, prepare
 from mupscale.data.tokenizing import ByteTokenizer
 from mupscale.errors import MissingExtraError, OptionError, StorageError, UnknownNameError
@@ -128,7 +127,7 @@ def test_who_reads_the_old_file_keeps_it_while_a_new_one_is_written(tmp_path):
         stored = storing.write_chunks(path, iter([b"n", b"", b"ew"]))
         assert reader.read() == b"old"
     assert path.read_bytes() == b"new"
-    assert stored == storing.Stored(3, hashlib.sha256(b"new").hexdigest())
+    assert stored == {"bytes": 3, "sha256": hashlib.sha256(b"new").hexdigest()}
 
 
 def test_only_what_is_missing_is_encoded_again(tmp_path, undisturbed):

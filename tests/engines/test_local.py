@@ -317,7 +317,7 @@ class TestDeaths:
         ]
 
     def test_is_told_by_the_answers_not_by_the_payload_that_nobody_reads(self):
-        worker = Worker(b"", Terms.from_here())
+        worker = Worker(b"", Terms())
         worker.assign(bytes(1 << 20))
         worker.kill()
         assert worker.send()

@@ -101,7 +101,7 @@ def test_a_recorded_run_comes_out_again(name: str, tmp_path: Path) -> None:
         trial.tokens and trial.tokens > LONG
     ):  # behind one that is far ahead, so that it is stopped as hopeless
         ahead = [[step, loss - 1] for step, loss in trial.curve]
-        work = dataclasses.replace(work, stop=reference(ahead, trial.steps or 0).to_dict())
+        work = dataclasses.replace(work, stop=reference(ahead, trial.steps or 0))
     again = train(work)
     losses = [loss for _, loss in again["curve"]]
     assert losses == pytest.approx([loss for _, loss in trial.curve[: len(losses)]], abs=2e-2)

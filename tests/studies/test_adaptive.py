@@ -98,23 +98,23 @@ CURVE = [[step, 4 - 2 * step / 64] for step in range(1, 65)]
 
 class TestHopeless:
     def test_the_best_trial_itself_never_is(self) -> None:
-        stop = reference(CURVE, 64).to_dict()
+        stop = reference(CURVE, 64)
         assert not any(hopeless(stop, step / 64, loss) for step, loss in CURVE)
 
     def test_the_bound_is_what_the_best_trial_still_gains(self) -> None:
-        stop = reference(CURVE, 64).to_dict()
+        stop = reference(CURVE, 64)
         # At half, the best one has 3 and will have 2: one more is the bound, give or take the
         # windows.
         assert not hopeless(stop, 0.5, 3.9)
         assert hopeless(stop, 0.5, 4.1)
 
     def test_it_is_judged_in_the_middle_only(self) -> None:
-        stop = reference(CURVE, 64).to_dict()
+        stop = reference(CURVE, 64)
         judged = [share for share in np.linspace(0, 1, 101) if hopeless(stop, float(share), 1e9)]
         assert (min(judged), max(judged)) == (pytest.approx(0.4), pytest.approx(0.6))
 
     def test_a_best_trial_that_gained_nothing_stops_nobody(self) -> None:
-        flat = reference([[step, 2.0] for step in range(1, 65)], 64).to_dict()
+        flat = reference([[step, 2.0] for step in range(1, 65)], 64)
         assert not hopeless(flat, 0.5, 10.0)
 
     def test_nothing_to_compare_with_stops_nobody(self) -> None:

@@ -164,7 +164,7 @@ class TestStopping:
         for seed in {trial.seed for trial in trials}:
             found = stopping(config, trials, seed)
             assert found is not None
-            assert found.losses == (seed + 3.0, seed + 2.0)
+            assert found["losses"] == [seed + 3.0, seed + 2.0]
 
     def test_a_grid_and_a_study_that_does_not_want_it_stop_nothing(self) -> None:
         trials = [

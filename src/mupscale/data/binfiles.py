@@ -45,8 +45,7 @@ def open_bin(path: Path, settings: Mapping[str, Value], name: str) -> Corpus:
     form = _format(folder, meta, settings, name)
     listed = None
     if path.is_dir():
-        files = stored_files(meta.get("files"))
-        fault = difference(folder, files) if files else None
+        fault = difference(folder, stored_files(meta.get("files")))
         if fault:
             raise OptionError(f"{name}: {fault}. Copy or prepare it again.")
         train, validation = (_map(folder / f, form.dtype, name) for f in ("train.bin", "val.bin"))

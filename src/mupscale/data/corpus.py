@@ -1,8 +1,9 @@
 """A corpus: tokens to train on, tokens held out, and a fingerprint of both."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,21 @@ class Document:
     name: str
     part: Part
     content: bytes
+
+
+@dataclass(frozen=True)
+class Library:
+    """Documents in memory."""
+
+    identity: str
+    items: Sequence[Document]
+
+    def documents(self, start: int) -> Iterator[Document]:
+        return islice(self.items, start, None)
+
+    def bytes_of(self, part: Part) -> Tokens:
+        content = b"".join(d.content for d in self.items if d.part == part)
+        return np.frombuffer(content, dtype=np.uint8)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,15 +3,12 @@
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from mupscale.data.binfiles import open_bin
-from mupscale.data.corpus import Corpus, Document, Part, Tokens, fingerprint, fingerprint_of
+from mupscale.data.corpus import Corpus, Library, fingerprint, fingerprint_of
 from mupscale.data.hub import DEFAULT_TOKENIZER, HubText, import_datasets, open_hub
 from mupscale.data.preparing import TokenizingJob, prepare
 from mupscale.data.stdlib import stdlib_documents
@@ -27,21 +24,6 @@ FORMS = ("python-stdlib", "text:PATH", "bin:PATH", "hf:NAME")
 _FORMAT = "1"
 
 Report = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Library:
-    """Documents in memory."""
-
-    identity: str
-    items: Sequence[Document]
-
-    def documents(self, start: int) -> Iterator[Document]:
-        return islice(self.items, start, None)
-
-    def bytes_of(self, part: Part) -> Tokens:
-        content = b"".join(d.content for d in self.items if d.part == part)
-        return np.frombuffer(content, dtype=np.uint8)
 
 
 def open_corpus(

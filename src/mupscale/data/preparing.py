@@ -10,23 +10,16 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from mupscale.data.corpus import Document, Part, fingerprint
-from mupscale.data.storing import (
-    Stored,
-    difference,
-    read_chunks,
-    read_object,
-    set_aside,
-    stored_files,
-    write_chunks,
-)
+from mupscale.data.corpus import Document, Library, Part, fingerprint
+from mupscale.data.hub import HubSource
+from mupscale.data.storing import fault_in, read_chunks, read_object, set_aside, write_chunks
 from mupscale.data.subwords import Subwords
 from mupscale.data.tokenizing import Tokenizer
 from mupscale.errors import OptionError
@@ -40,15 +33,10 @@ _ENCODED_AT_ONCE = 128
 Report = Callable[[int], None]
 
 
-class TokenSource(Protocol):
-    """Documents in a fixed order, readable from any position."""
-
-    @property
-    def identity(self) -> str:
-        """Changes whenever the documents change."""
-        ...
-
-    def documents(self, start: int) -> Iterator[Document]: ...
+TokenSource = Library | HubSource
+"""Documents in a fixed order, readable from any position. Its `identity` changes whenever the
+documents change.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,11 +53,8 @@ class TokenizingJob:
     def shards(self) -> Path:
         return self.folder / "shards"
 
-
-@dataclass(frozen=True)
-class Shard:
-    documents: int
-    files: dict[Part, Path]
+    def shard(self, number: int, file: str) -> Path:
+        return self.shards / f"{number:05d}.{file}"
 
 
 def prepare(job: TokenizingJob, report: Report) -> None:
@@ -78,11 +63,11 @@ def prepare(job: TokenizingJob, report: Report) -> None:
     While shards are concatenated, the tokens take twice their space on disk.
     """
     meta = job.folder / META
-    if meta.exists() and not job.shards.exists() and _fault(job.folder) is None:
+    if meta.exists() and not job.shards.exists() and fault_in(meta, FILES.values()) is None:
         return  # without the lock, so that a read-only disk works too
     lock = job.folder.with_name(f"{job.folder.name}.lock")
     with locked(lock, job.folder, seconds=math.inf):
-        fault = _fault(job.folder) if meta.exists() else None
+        fault = fault_in(meta, FILES.values()) if meta.exists() else None
         if fault:
             set_aside(job.folder, fault)
         if not meta.exists():
@@ -91,14 +76,6 @@ def prepare(job: TokenizingJob, report: Report) -> None:
             _begin(job, source, tokenizer)
             _finish(job, source, tokenizer, list(_shards(job, source, tokenizer, report)))
         shutil.rmtree(job.shards, ignore_errors=True)
-
-
-def _fault(folder: Path) -> str | None:
-    meta = read_object(folder / META)
-    files = stored_files(meta.get("files")) if meta else None
-    if not files or not set(FILES.values()) <= files.keys():
-        return f"{folder / META} is not a manifest"
-    return difference(folder, files)
 
 
 def _begin(job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer) -> None:
@@ -122,51 +99,46 @@ def _begin(job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer) -> Non
 
 def _shards(
     job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer, report: Report
-) -> Iterator[Shard]:
-    """Every shard, in order; the last one is the first that is not full."""
+) -> Iterator[int]:
+    """The number of documents in each shard; the last one is the first that is not full."""
     documents, position = iter(()), -1
     for number in count():
         start = number * job.shard_documents
-        shard = _kept(job.shards, number)
-        if shard:
-            report(shard.documents)
+        size = _kept(job, number)
+        if size is not None:
+            report(size)
         else:
             documents = documents if position == start else source.documents(start)
             group = islice(documents, job.shard_documents)
-            shard = _encode(job.shards, number, group, tokenizer, report)
-            position = start + shard.documents
-        yield shard
-        if shard.documents < job.shard_documents:
+            size = _encode(job, number, group, tokenizer, report)
+            position = start + size
+        yield size
+        if size < job.shard_documents:
             return
 
 
-def _paths(folder: Path, number: int) -> tuple[Path, dict[Part, Path]]:
-    files: dict[Part, Path] = {p: folder / f"{number:05d}.{file}" for p, file in FILES.items()}
-    return folder / f"{number:05d}.json", files
-
-
-def _kept(folder: Path, number: int) -> Shard | None:
-    manifest, files = _paths(folder, number)
+def _kept(job: TokenizingJob, number: int) -> int | None:
+    """The number of documents in a shard that is intact."""
+    manifest, *files = (job.shard(number, file) for file in ("json", *FILES.values()))
     if not manifest.exists():
         return None
-    values = read_object(manifest) or {}
-    stored, documents = stored_files(values.get("files")), values.get("documents")
-    names = {path.name for path in files.values()}
-    if not stored or stored.keys() != names or not isinstance(documents, int):
-        fault = f"{manifest} is not a manifest"
-    else:
-        fault = difference(folder, stored)
-        if fault is None:
-            return Shard(documents, files)
-    for path in (manifest, *files.values()):
+    documents = (read_object(manifest) or {}).get("documents")
+    fault = fault_in(manifest, [path.name for path in files])
+    if fault is None and isinstance(documents, int):
+        return documents
+    for path in (manifest, *files):
         if path.exists():  # kept outside of the shards' folder, which is deleted at the end
-            set_aside(path, fault, into=folder.parent)
+            set_aside(path, fault or f"{manifest} is not a manifest", into=job.folder)
     return None
 
 
 def _encode(
-    folder: Path, number: int, documents: Iterator[Document], tokenizer: Tokenizer, report: Report
-) -> Shard:
+    job: TokenizingJob,
+    number: int,
+    documents: Iterator[Document],
+    tokenizer: Tokenizer,
+    report: Report,
+) -> int:
     done = 0
     tokens: dict[Part, list[bytes]] = {part: [] for part in FILES}
     dtype = np.min_scalar_type(tokenizer.vocabulary - 1).newbyteorder("<")
@@ -175,32 +147,37 @@ def _encode(
             tokens[document.part].append(encoded.astype(dtype).tobytes())
         done += len(group)
         report(len(group))
-    manifest, files = _paths(folder, number)
-    stored = {path.name: asdict(write_chunks(path, tokens[part])) for part, path in files.items()}
-    write_whole(manifest, json.dumps({"documents": done, "files": stored}).encode())
-    return Shard(done, files)
+    stored: dict[str, Any] = {}
+    for part, file in FILES.items():
+        path = job.shard(number, file)
+        stored[path.name] = write_chunks(path, tokens[part])
+    manifest = json.dumps({"documents": done, "files": stored}).encode()
+    write_whole(job.shard(number, "json"), manifest)
+    return done
 
 
 def _finish(
-    job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer, shards: list[Shard]
+    job: TokenizingJob, source: TokenSource, tokenizer: Tokenizer, shards: list[int]
 ) -> None:
-    files: dict[str, Stored] = {
-        name: write_chunks(job.folder / name, read_chunks(shard.files[part] for shard in shards))
-        for part, name in FILES.items()
+    files = {
+        name: write_chunks(
+            job.folder / name, read_chunks(job.shard(n, name) for n in range(len(shards)))
+        )
+        for name in FILES.values()
     }
-    if not files["train.bin"].bytes:
+    if not files["train.bin"]["bytes"]:
         raise OptionError(f"{job.name}: no documents to train on. Name a corpus with text.")
     if isinstance(tokenizer, Subwords):
         path = job.folder / "tokenizer.json"
         files[path.name] = write_chunks(path, [tokenizer.json.encode()])
-    hashes = (file.sha256 for file in files.values())
+    hashes = (file["sha256"] for file in files.values())
     meta = {
         "vocab_size": tokenizer.vocabulary,
         "dtype": np.min_scalar_type(tokenizer.vocabulary - 1).name,
         "tokenizer": tokenizer.name,
         "fingerprint": fingerprint(source.identity, tokenizer.identity, *hashes),
         "source": source.identity,
-        "documents": sum(shard.documents for shard in shards),
-        "files": {name: asdict(file) for name, file in files.items()},
+        "documents": sum(shards),
+        "files": files,
     }
     write_whole(job.folder / META, json.dumps(meta, indent=1).encode())

@@ -6,9 +6,8 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,6 @@ ALWAYS_HASHED_BYTES = 2**26
 _STAMPS = "verified.json"
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Size and hash of a file when it was written."""
-
-    bytes: int
-    sha256: str
-
-
 def default_cache() -> Path:
     """`$MUPSCALE_CACHE`, or `mupscale` in `$XDG_CACHE_HOME` or `~/.cache`."""
     own = os.environ.get("MUPSCALE_CACHE")
@@ -39,8 +30,8 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mupscale"
 
 
-def write_chunks(path: Path, chunks: Iterable[bytes]) -> Stored:
-    """Write a file whole or not at all, and measure it."""
+def write_chunks(path: Path, chunks: Iterable[bytes]) -> dict[str, Any]:
+    """Write a file whole or not at all; its size in bytes and SHA-256, as a manifest lists them."""
     digest, size = hashlib.sha256(), 0
 
     def measured() -> Iterator[bytes]:
@@ -51,7 +42,7 @@ def write_chunks(path: Path, chunks: Iterable[bytes]) -> Stored:
             yield chunk
 
     write_whole(path, measured())
-    return Stored(size, digest.hexdigest())
+    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def read_chunks(paths: Iterable[Path]) -> Iterator[bytes]:
@@ -81,33 +72,40 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def stored_files(values: Any) -> dict[str, Stored] | None:
-    """The files that a manifest lists; None if the list is malformed."""
+def fault_in(manifest: Path, names: Collection[str]) -> str | None:
+    """What is wrong with a manifest that lists at least these files, or with the files; None if
+    nothing is.
+    """
+    files = stored_files((read_object(manifest) or {}).get("files"))
+    if not files or not set(names) <= files.keys():
+        return f"{manifest} is not a manifest"
+    return difference(manifest.parent, files)
+
+
+def stored_files(values: Any) -> dict[str, tuple[int, str]]:
+    """Sizes and hashes of the files that a manifest lists; none if the list is malformed."""
     try:
-        files = {
-            str(name): Stored(int(f["bytes"]), str(f["sha256"]))
-            for name, f in dict(values or {}).items()
-        }
+        files = {str(n): (int(f["bytes"]), str(f["sha256"])) for n, f in dict(values or {}).items()}
     except (KeyError, TypeError, ValueError):
-        return None
-    return files if all(Path(name).name == name for name in files) else None
+        return {}
+    return files if all(Path(name).name == name for name in files) else {}
 
 
-def difference(folder: Path, files: Mapping[str, Stored]) -> str | None:
+def difference(folder: Path, files: Mapping[str, tuple[int, str]]) -> str | None:
     """What is wrong with the first file that differs from its record, or None."""
     stamps = read_object(folder / _STAMPS) or {}
     fresh: dict[str, list[int]] = {}
-    for name, stored in files.items():
+    for name, (size, sha256) in files.items():
         path = folder / name
         if not path.is_file():
             return f"{path} is missing"
         found = path.stat()
-        if found.st_size != stored.bytes:
-            return f"{path} has {found.st_size} bytes, not the {stored.bytes} that were written"
+        if found.st_size != size:
+            return f"{path} has {found.st_size} bytes, not the {size} that were written"
         stamp = [found.st_size, found.st_mtime_ns]
         if found.st_size > ALWAYS_HASHED_BYTES:
             fresh[name] = stamp
-        if (name not in fresh or stamps.get(name) != stamp) and _sha256(path) != stored.sha256:
+        if (name not in fresh or stamps.get(name) != stamp) and _sha256(path) != sha256:
             return f"{path} has changed since it was written (its SHA-256 differs)"
     if fresh and fresh != stamps:
         with suppress(StorageError):  # on a read-only disk, the hash is computed again next time

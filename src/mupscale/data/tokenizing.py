@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -16,21 +15,6 @@ from mupscale.targets.reasons import reason
 
 FORMS = ("bytes", "file:PATH/tokenizer.json", "bpe:4096", "hub:NAME")
 _BYTES = 256
-
-
-class Tokenizer(Protocol):
-    """Turns documents into arrays of tokens below `vocabulary`."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def identity(self) -> str:
-        """Changes whenever the tokens change."""
-        ...
-
-    @property
-    def vocabulary(self) -> int: ...
-    def encode(self, documents: Sequence[Document]) -> list[Tokens]: ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +31,12 @@ class ByteTokenizer:
 
     def encode(self, documents: Sequence[Document]) -> list[Tokens]:
         return [np.frombuffer(document.content, dtype=np.uint8) for document in documents]
+
+
+Tokenizer = ByteTokenizer | Subwords
+"""Turns documents into arrays of tokens below its `vocabulary`. Its `identity` changes whenever the
+tokens change.
+"""
 
 
 def bpe_size(spec: str) -> int | None:

@@ -38,13 +38,14 @@ def called_here(job: str, function: Callable[[Any], Any], payload: Any) -> Outco
     """Run a job in this process: the same results and errors, but with their real tracebacks."""
     try:
         text = _encoded(function(payload))
-    except MupscaleError as error:
-        error.add_note(f"in job {job!r}")
-        return Outcome(job, failure=Failure("oom" if _is_of_memory(error) else "error", error))
     except (Exception, SystemExit) as error:
-        revived = _revived(job, _described(error))
-        revived.__cause__ = error
-        return Outcome(job, failure=Failure("oom" if _is_of_memory(error) else "error", revived))
+        if isinstance(error, MupscaleError):
+            error.add_note(f"in job {job!r}")
+            raised = error
+        else:
+            raised = _revived(job, _described(error))
+            raised.__cause__ = error
+        return Outcome(job, failure=Failure("oom" if _is_of_memory(error) else "error", raised))
     return outcome_of(job, text)
 
 

@@ -1,10 +1,18 @@
 """How often a job was tried, and with what outcome: the rules that all engines share."""
 
+import signal
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mupscale.engines.answers import outcome_of
+from mupscale.engines.process import ending
 from mupscale.engines.session import Failure, Outcome
 from mupscale.errors import JobError, OptionError
+
+End = tuple[Literal["answer"], str] | tuple[Literal["death"], int] | tuple[Literal["late"], float]
+"""How an attempt ended: with an answer, with the exit status of its worker, or at its time limit in
+seconds.
+"""
 
 
 @dataclass
@@ -16,21 +24,22 @@ class Attempts:
     retries: int
     _deaths: dict[str, list[bool]] = field(default_factory=dict[str, list[bool]])
 
-    def answered(self, job: str, text: str) -> Outcome:
-        return outcome_of(job, text, attempts=len(self._deaths.pop(job, ())) + 1)
-
-    def late(self, job: str, seconds: float) -> Outcome:
-        """Not tried again, because it would take as long."""
+    def settled(self, job: str, end: End) -> Outcome | None:
+        """The outcome after one more attempt; None if the job is to be tried again."""
+        if end[0] == "death":
+            return self.died(job, ending(end[1]), of_memory=end[1] == -signal.SIGKILL)
         attempts = len(self._deaths.pop(job, ())) + 1
+        if end[0] == "answer":
+            return outcome_of(job, end[1], attempts)
         error = JobError(
-            f"job {job!r} exceeded its time limit of {seconds:g} seconds. Make it smaller or raise "
+            f"job {job!r} exceeded its time limit of {end[1]:g} seconds. Make it smaller or raise "
             "the limit."
         )
         return Outcome(job, failure=Failure("timeout", error), attempts=attempts)
 
     def died(self, job: str, how: str, *, of_memory: bool) -> Outcome | None:
-        """None if the job is to be tried again. If lack of memory is a possible reason each time,
-        it is reported as the reason.
+        """As `settled`. If lack of memory is a possible reason each time, it is reported as the
+        reason.
         """
         deaths = self._deaths.setdefault(job, [])
         deaths.append(of_memory)

@@ -10,7 +10,6 @@ import functools
 import logging
 import os
 import queue
-import selectors
 import signal
 import socket
 import threading
@@ -20,11 +19,11 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from mupscale.engines.attempts import Attempts, check_limits
-from mupscale.engines.local import pickled, usable_cores
-from mupscale.engines.process import GRACE_SECONDS, Terms, Worker, WorkerDiedError, dismiss, ending
+from mupscale.engines.attempts import Attempts, End, check_limits
+from mupscale.engines.local import Pickled, Pool, pickled, pickled_function, usable_cores
+from mupscale.engines.process import GRACE_SECONDS, Terms
 from mupscale.engines.session import Failure, Outcome, Session
 from mupscale.errors import JobError, MissingExtraError, OptionError
 
@@ -166,11 +165,10 @@ class _Tasks:
         self._refreshed, self._capacity, self._hopeless_since = float("-inf"), 0, float("inf")
         if not self.capacity:
             raise OptionError(self._refusal())
-        self._terms = Terms.from_here(
+        self._terms = Terms(
             folder=_folder(), threads=max(1, int(engine.cpus)), memory_limit=engine.memory_limit
         )
-        name = getattr(function, "__qualname__", function)
-        self._function = ray.put(pickled(f"the function {name!r}", function))
+        self._function = ray.put(pickled_function(function))
         self._task = ray.remote(_host).options(
             num_cpus=engine.cpus,
             num_gpus=engine.gpus,
@@ -275,7 +273,7 @@ class _Tasks:
         """None if the job is to be tried again."""
         errors = self._ray.exceptions
         try:
-            how, value = future.result()
+            end: End = future.result()
         except (errors.NodeDiedError, errors.ObjectLostError) as error:
             return self._lost(job, _summary(error))
         except errors.OutOfMemoryError as error:
@@ -294,11 +292,7 @@ class _Tasks:
         except errors.RayError as error:
             failed = JobError(f"Ray could not run job {job!r}: {_summary(error)}")
             return Outcome(job, failure=Failure("error", failed))
-        if how == "answer":
-            return self._attempts.answered(job, value)
-        if how == "late":
-            return self._attempts.late(job, value)
-        return self._attempts.died(job, ending(value), of_memory=value == -signal.SIGKILL)
+        return self._attempts.settled(job, end)
 
     def _lost(self, job: str, reason: str) -> Outcome | None:
         self._losses[job] += 1
@@ -343,10 +337,7 @@ def _folder() -> str | None:
         return None
 
 
-_End = tuple[Literal["answer"], str] | tuple[Literal["death"], int] | tuple[Literal["late"], float]
-
-
-def _host(function: bytes, payload: bytes, terms: Terms, time_limit: float | None) -> _End:
+def _host(function: bytes, payload: bytes, terms: Terms, time_limit: float | None) -> End:
     """In a Ray worker: make one attempt in a worker process below it, which serves later tasks
     too.
     """
@@ -364,63 +355,26 @@ class _Host:
     """
 
     def __init__(self) -> None:
-        self._worker: Worker | None = None
+        self._pool: Pool | None = None
         self._made_for: object = None
 
-    def attempt(
-        self, function: bytes, payload: bytes, terms: Terms, time_limit: float | None
-    ) -> _End:
-        worker = self._fitting(function, terms)
-        worker.assign(payload)
+    def attempt(self, function: bytes, payload: bytes, terms: Terms, limit: float | None) -> End:
+        made_for = function, terms, limit, os.environ.get("CUDA_VISIBLE_DEVICES")
+        if self._pool is None or self._made_for != made_for:
+            self._close()
+            self._pool = Pool(function, terms, capacity=1, time_limit=limit, settled=Outcome)
+            self._made_for = made_for
+        self._pool.submit("", Pickled(payload))
         try:
-            end = _awaited(worker, time_limit)
-        except BaseException:  # the task is cancelled, by an interrupt
-            self._dismiss()
-            raise
-        if end[0] != "answer":
-            self._end()
-        return end
-
-    def _fitting(self, function: bytes, terms: Terms) -> Worker:
-        made_for = function, terms, os.environ.get("CUDA_VISIBLE_DEVICES")
-        if self._worker is not None and (self._made_for != made_for or self._worker.has_ended):
-            self._dismiss()
-        if self._worker is None:
-            self._worker, self._made_for = Worker(function, terms), made_for
-        return self._worker
-
-    def _dismiss(self) -> None:
-        if self._worker is not None:
-            dismiss([self._worker])
-        self._worker = None
-
-    def _end(self) -> None:
-        """Without grace."""
-        if self._worker is not None:
-            self._worker.end_now()
-            self._worker.wait(time.monotonic() + GRACE_SECONDS)
-        self._dismiss()
-
-
-def _awaited(worker: Worker, time_limit: float | None) -> _End:
-    end = float("inf") if time_limit is None else time.monotonic() + time_limit
-    with selectors.DefaultSelector() as selector:
-        selector.register(worker.answers, selectors.EVENT_READ)
-        selector.register(worker.requests, selectors.EVENT_WRITE)
-        while time.monotonic() < end:
             # In short intervals, because an interrupt by Ray does not end `select`.
-            for event, _ in selector.select(
-                min(_LIMIT_CHECK_SECONDS, max(0.0, end - time.monotonic()))
-            ):
-                if event.fileobj is worker.requests:
-                    if worker.send():
-                        selector.unregister(worker.requests)
-                    continue
-                try:
-                    answer = worker.receive()
-                except WorkerDiedError as death:
-                    return "death", death.status
-                if answer is not None:
-                    return "answer", answer
-    assert time_limit is not None
-    return "late", time_limit
+            while not (ended := self._pool.finished(_LIMIT_CHECK_SECONDS)):
+                pass
+        except BaseException:  # the task is cancelled, by an interrupt
+            self._close()
+            raise
+        return ended[0].result
+
+    def _close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None

@@ -1,14 +1,15 @@
 """`run_jobs` runs jobs on an engine, with a ledger that makes them resumable."""
 
 import signal
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from mupscale.engines.ledger import Ledger
 from mupscale.engines.local import Local
-from mupscale.engines.session import Engine
+from mupscale.engines.session import Engine, Outcome, Session
 from mupscale.errors import InterruptedJobsError
 
 
@@ -38,71 +39,60 @@ def run_jobs(
     {'a': 1, 'b': 2}
     """
     results: dict[str, Any] = {}
-    try:
-        with terminable(), nullcontext() if ledger is None else Ledger(ledger, about or {}) as book:
-            if book is not None:
-                results |= {job: one for job, one in book.results.items() if job in jobs}
-            if book is not None and book.torn:
+    with (
+        interruptible(lambda: (len(results), len(jobs)), ledger),
+        nullcontext() if ledger is None else Ledger(ledger, about or {}) as book,
+    ):
+        if book is not None:
+            results |= {job: one for job, one in book.results.items() if job in jobs}
+            if book.torn:
                 remark(f"{ledger}: dropped a torn last line; its job runs again.")
-            if results:
-                report(len(results), len(jobs))
-            missing = {job: payload for job, payload in jobs.items() if job not in results}
-            with closing(_results(engine or Local(), function, missing)) as arriving:
-                for job, result in arriving:
+        if results:
+            report(len(results), len(jobs))
+        if len(results) < len(jobs):
+            with (engine or Local()).session(function) as session:
+                for job, payload in jobs.items():
+                    if job not in results:
+                        session.submit(job, payload)
+                for outcome in _outcomes(session):
                     if book is not None:
-                        book.append(job, result)
-                    results[job] = result
+                        book.append(outcome.job, outcome.result)
+                    results[outcome.job] = outcome.result
                     report(len(results), len(jobs))
-    except KeyboardInterrupt as stop:
-        number = signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT
-        raise InterruptedJobsError(
-            number, len(results), len(jobs), str(ledger) if ledger else None
-        ) from stop
     return {job: results[job] for job in jobs}
 
 
-def _results(
-    engine: Engine, function: Callable[[Any], Any], jobs: Mapping[str, Any]
-) -> Generator[tuple[str, Any]]:
+def _outcomes(session: Session) -> Iterator[Outcome]:
     """Each as it comes; the first error ends the rest."""
-    if not jobs:
-        return
-    with engine.session(function) as session:
-        for job, payload in jobs.items():
-            session.submit(job, payload)
-        done = 0
-        while done < len(jobs):
-            outcomes = session.finished()
-            assert outcomes, "jobs are missing, but the engine has none left"
-            for outcome in sorted(outcomes, key=lambda one: one.failure is not None):
-                if outcome.failure is not None:  # after the results that arrived with it
-                    raise outcome.failure.error
-                yield outcome.job, outcome.result
-                done += 1
+    while outcomes := session.finished():
+        for outcome in sorted(outcomes, key=lambda one: one.failure is not None):
+            if outcome.failure is not None:  # after the results that arrived with it
+                raise outcome.failure.error
+            yield outcome
 
 
-class TerminatedError(KeyboardInterrupt):
+class _TerminatedError(KeyboardInterrupt):
     """SIGTERM, raised in the same place as Ctrl-C."""
 
 
 @contextmanager
-def terminable() -> Generator[None]:
-    """Make SIGTERM unwind as Ctrl-C does, unless it has another handler or this is not the main
-    thread.
+def interruptible(progress: Callable[[], tuple[int, int]], where: Path | None) -> Generator[None]:
+    """Raise Ctrl-C and SIGTERM as InterruptedJobsError, with how many jobs of how many are done and
+    where they are kept. SIGTERM keeps a handler that it has, and its default in other threads.
     """
 
     def stop(number: int, frame: object) -> None:
-        raise TerminatedError
+        raise _TerminatedError
 
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    try:
+    is_main = threading.current_thread() is threading.main_thread()
+    is_ours = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if is_ours:
         signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread
-        yield
-        return
     try:
         yield
+    except KeyboardInterrupt as raised:
+        number = signal.SIGTERM if isinstance(raised, _TerminatedError) else signal.SIGINT
+        raise InterruptedJobsError(number, *progress(), str(where) if where else None) from raised
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if is_ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

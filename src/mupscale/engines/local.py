@@ -2,7 +2,6 @@
 
 import os
 import selectors
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -13,8 +12,8 @@ from typing import Any
 import cloudpickle
 
 from mupscale.engines.answers import called_here
-from mupscale.engines.attempts import Attempts, check_limits
-from mupscale.engines.process import Terms, Worker, WorkerDiedError, dismiss, ending, signals_held
+from mupscale.engines.attempts import Attempts, End, check_limits
+from mupscale.engines.process import Terms, Worker, WorkerDiedError, dismiss, signals_held
 from mupscale.engines.session import Failure, Outcome, Session
 from mupscale.errors import OptionError
 
@@ -54,7 +53,13 @@ class Local:
         if self.workers == 0:
             yield _Here(function)
             return
-        pool = _Pool(function, self)
+        pool = Pool(
+            pickled_function(function),
+            Terms(memory_limit=self.memory_limit),
+            capacity=usable_cores() if self.workers is None else self.workers,
+            time_limit=self.time_limit,
+            settled=Attempts(self.retries).settled,
+        )
         try:
             yield pool
         finally:
@@ -86,22 +91,28 @@ class _Here:
         return [called_here(job, self._function, payload)]
 
 
-class _Pool:
-    """Workers, the jobs that wait for them, and one selector for all their pipes."""
+class Pool:
+    """Workers, the jobs that wait for them, and one selector for all their pipes.
 
-    def __init__(self, function: Callable[[Any], Any], engine: Local) -> None:
-        self._function = pickled(
-            f"the function {getattr(function, '__qualname__', function)!r}", function
-        )
-        self._terms = Terms.from_here(memory_limit=engine.memory_limit)
-        self._attempts, self._time_limit = Attempts(engine.retries), engine.time_limit
-        self.capacity = usable_cores() if engine.workers is None else engine.workers
+    `settled` gives the outcome of a job after an attempt; None if it is to be tried again.
+    """
+
+    def __init__(
+        self,
+        function: bytes,
+        terms: Terms,
+        *,
+        capacity: int,
+        time_limit: float | None,
+        settled: Callable[[str, End], Outcome | None],
+    ) -> None:
+        self.capacity = capacity
+        self._function, self._terms = function, terms
+        self._time_limit, self._settled = time_limit, settled
         self._waiting: deque[tuple[str, Any]] = deque()
         self._workers: set[Worker] = set()
-        self._idle: set[Worker] = set()
         self._assigned: dict[Worker, tuple[str, Any]] = {}
-        # In order, because all jobs have the same limit.
-        self._deadlines: deque[tuple[float, Worker, tuple[str, Any]]] = deque()
+        self._deadlines: dict[Worker, float] = {}
         self._late: set[Worker] = set()
         self._ended: list[Outcome] = []
         self._selector = selectors.DefaultSelector()
@@ -127,18 +138,16 @@ class _Pool:
         dismiss(self._workers)
 
     def _patience(self, end: float) -> float | None:
-        if self._deadlines:
-            end = min(end, self._deadlines[0][0])
+        end = min([end, *self._deadlines.values()])
         return None if end == float("inf") else max(0.0, end - time.monotonic())
 
     def _staff(self) -> None:
         """Give waiting jobs to idle workers, and to new ones up to the capacity."""
         while self._waiting and (worker := self._free_worker()) is not None:
-            self._begin(worker, self._waiting.popleft())
+            self._begin(worker, *self._waiting.popleft())
 
     def _free_worker(self) -> Worker | None:
-        while self._idle:
-            worker = self._idle.pop()
+        for worker in self._workers - self._assigned.keys():
             if not worker.has_ended:
                 return worker
             self._release(worker)  # it was killed while it was idle
@@ -151,17 +160,15 @@ class _Pool:
         self._selector.register(worker.answers, selectors.EVENT_READ, worker)
         return worker
 
-    def _begin(self, worker: Worker, assigned: tuple[str, Any]) -> None:
-        job, payload = assigned
+    def _begin(self, worker: Worker, job: str, payload: Any) -> None:
         try:
             worker.assign(pickled(f"the payload of job {job!r}", payload))
         except OptionError as error:
             self._ended.append(Outcome(job, failure=Failure("error", error)))
-            self._idle.add(worker)
             return
-        self._assigned[worker] = assigned
+        self._assigned[worker] = job, payload
         if self._time_limit is not None:
-            self._deadlines.append((time.monotonic() + self._time_limit, worker, assigned))
+            self._deadlines[worker] = time.monotonic() + self._time_limit
         if not worker.send():
             self._selector.register(worker.requests, selectors.EVENT_WRITE, worker)
 
@@ -176,54 +183,37 @@ class _Pool:
         try:
             answer = worker.receive()
         except WorkerDiedError as death:
-            self._bury(worker, death.status)
+            self._release(worker)
+            late = self._time_limit if worker in self._late else None
+            self._late.discard(worker)
+            self._settle(worker, ("death", death.status) if late is None else ("late", late))
             return
         if answer is not None and worker not in self._late:
-            self._conclude(worker, answer)
+            self._settle(worker, ("answer", answer))
 
-    def _conclude(self, worker: Worker, answer: str) -> None:
-        job, _ = self._assigned.pop(worker)
-        outcome = self._attempts.answered(job, answer)
-        self._ended.append(outcome)
-        self._idle.add(worker)
-        if outcome.failure is None:  # after a failure, the caller may end the session
-            self._staff()
-
-    def _bury(self, worker: Worker, status: int) -> None:
-        self._release(worker)
-        assigned = self._assigned.pop(worker, None)
-        if assigned is None:
+    def _settle(self, worker: Worker, end: End) -> None:
+        if worker not in self._assigned:
             return
-        if worker in self._late:
-            assert self._time_limit is not None
-            self._late.remove(worker)
-            outcome = self._attempts.late(assigned[0], self._time_limit)
+        job, payload = self._assigned.pop(worker)
+        self._deadlines.pop(worker, None)
+        outcome = self._settled(job, end)
+        if outcome is None:
+            self._waiting.appendleft((job, payload))
         else:
-            outcome = self._attempts.died(
-                assigned[0], ending(status), of_memory=status == -signal.SIGKILL
-            )
-        if outcome is not None:
             self._ended.append(outcome)
-        else:
-            self._waiting.appendleft(assigned)
+        if outcome is None or outcome.failure is None:  # after a failure, the session may end
             self._staff()
 
     def _end_the_late(self) -> None:
         now = time.monotonic()
-        while self._deadlines:
-            deadline, worker, assigned = self._deadlines[0]
-            is_running = self._assigned.get(worker) is assigned
-            if is_running and deadline > now:
-                return
-            self._deadlines.popleft()
-            if is_running:
-                self._late.add(worker)
-                worker.end_now()
+        for worker in [one for one, deadline in self._deadlines.items() if deadline <= now]:
+            del self._deadlines[worker]
+            self._late.add(worker)
+            worker.end_now()
 
     def _release(self, worker: Worker) -> None:
         """Forget a worker that has ended."""
         self._workers.remove(worker)
-        self._idle.discard(worker)
         for pipe in (worker.requests, worker.answers):
             if pipe in self._selector.get_map():
                 self._selector.unregister(pipe)
@@ -231,7 +221,17 @@ class _Pool:
         worker.kill()
 
 
+class Pickled(bytes):
+    """A payload that is sent as it is: a Ray worker passes it on without loading it."""
+
+
+def pickled_function(function: Callable[[Any], Any]) -> bytes:
+    return pickled(f"the function {getattr(function, '__qualname__', function)!r}", function)
+
+
 def pickled(what: str, value: Any) -> bytes:
+    if isinstance(value, Pickled):
+        return value
     try:
         return cloudpickle.dumps(value)
     except Exception as error:  # whatever an object's own __reduce__ may raise

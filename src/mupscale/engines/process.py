@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Collection, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import IO, Self
+from dataclasses import dataclass, field
+from typing import IO
 
 from mupscale.engines.keeper import END_NOW, GRACE_SECONDS
 from mupscale.engines.wire import framed, take_message_
 from mupscale.errors import OptionError
 
+_WORKER = (sys.executable, "-P", "-m", "mupscale.engines.worker")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CHUNK = 1 << 20
 _PAUSE_SECONDS = 0.002
@@ -35,19 +36,11 @@ class Terms:
     it.
     """
 
-    path: tuple[str, ...]
-    pythonpath: str | None
     folder: str | None = None
     threads: int = 1
     memory_limit: int | None = None
-
-    @classmethod
-    def from_here(
-        cls, *, folder: str | None = None, threads: int = 1, memory_limit: int | None = None
-    ) -> Self:
-        """With the import path of this process."""
-        path = tuple(os.fspath(entry) for entry in sys.path)
-        return cls(path, os.environ.get("PYTHONPATH"), folder, threads, memory_limit)
+    path: tuple[str, ...] = field(default_factory=lambda: tuple(map(os.fspath, sys.path)))
+    pythonpath: str | None = field(default_factory=lambda: os.environ.get("PYTHONPATH"))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -58,13 +51,8 @@ class Terms:
         return {"PYTHONPATH": path} | dict.fromkeys(_THREADS, str(self.threads))
 
     @property
-    def message(self) -> bytes:
-        setup = {
-            "path": self.path,
-            "pythonpath": self.pythonpath,
-            "memory_limit": self.memory_limit,
-        }
-        return json.dumps(setup).encode()
+    def argument(self) -> str:
+        return json.dumps([self.path, self.pythonpath, self.memory_limit])
 
 
 class Worker:
@@ -79,7 +67,7 @@ class Worker:
         self.requests: IO[bytes] = self._process.stdin
         self.answers: IO[bytes] = self._process.stdout
         os.set_blocking(self.requests.fileno(), False)
-        self._unsent: bytes | memoryview = framed(terms.message) + framed(function)
+        self._unsent: bytes | memoryview = framed(function)
         self._received = bytearray()
 
     def assign(self, payload: bytes) -> None:
@@ -210,7 +198,7 @@ def _started(terms: Terms) -> subprocess.Popen[bytes]:
     folder = terms.folder if terms.folder is not None and os.path.isdir(terms.folder) else None
     try:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "mupscale.engines.worker", str(os.getpid())],
+            [*_WORKER, str(os.getpid()), terms.argument],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

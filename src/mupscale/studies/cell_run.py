@@ -78,11 +78,8 @@ class CellRun:
             }
             for number in missing:
                 point = points[number - self._first]
-                stop = stops[point.seed]
                 self._waiting.append(
-                    Proposed(
-                        self.cell, number, self._round, point, stop.to_dict() if stop else None
-                    )
+                    Proposed(self.cell, number, self._round, point, stops[point.seed])
                 )
             self._awaited = set(missing)
             self._round, self._first = self._round + 1, numbers.stop
@@ -120,10 +117,9 @@ def fingerprint_of(work: TrialAssignment) -> str:
     when it is stopped early.
     """
     config: dict[str, Any] = {} if work.config is None else work.config.to_dict()
-    for name in _WITHOUT_EFFECT:
-        table, _, key = name.partition(".")
-        if table in config:
-            config[table] = {k: v for k, v in config[table].items() if k != key}
+    for table, names in _WITHOUT_EFFECT.items():
+        for name in names:
+            config.get(table, {}).pop(name, None)
     trainer: dict[str, Any] = {"kind": "reference"}
     if work.trainer is not None and work.trainer.function is not None:
         trainer = {"kind": "function", "name": work.trainer.function}
@@ -146,12 +142,7 @@ def fingerprint_of(work: TrialAssignment) -> str:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_WITHOUT_EFFECT = (
-    "machine.device",
-    "machine.shard",
-    "machine.compile",
-    "record.log_every",
-    "record.eval_every",
-    "record.checkpoint_every",
-    "record.tensorboard",
-)
+_WITHOUT_EFFECT = {
+    "machine": ("device", "shard", "compile"),
+    "record": ("log_every", "eval_every", "checkpoint_every", "tensorboard"),
+}

@@ -20,7 +20,7 @@ from mupscale.engines.process import ending
 from mupscale.errors import MupscaleError, OptionError, UnknownNameError
 from mupscale.records import storage_error
 from mupscale.studies.curves import LossCurve, TrialStopped
-from mupscale.studies.readings import Lines, MetricReader, metrics_in, tell
+from mupscale.studies.readings import MetricReader, metrics_in
 
 ALWAYS = ("seed", "folder", "plan", "rule", "trial", "python")
 """Placeholders that every command may use, in addition to what is searched and varied."""
@@ -144,19 +144,16 @@ def _followed(
 ) -> int:
     """The exit status; each printed line is read as it comes."""
     deadline = math.inf if command.time_limit is None else time.monotonic() + command.time_limit
-    lines, looked = Lines(), 0.0
+    looked = 0.0
     with _opened(output) as log, _Running(command, log, lock) as running:
         for chunk in running.output():
-            for line in lines.feed(chunk):
-                tell(metrics.reports(line), curve)
+            metrics.printed(chunk, curve)
             now = time.monotonic()
             if now > deadline:
                 raise _TimeLimitError
             if now > looked + _GLANCE_SECONDS:  # not after every chunk of a flood of output
                 metrics.look(curve, last=False)
                 looked = now
-        for line in lines.end():
-            tell(metrics.reports(line), curve)
         metrics.look(curve, last=True)
         return running.status()
 

@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
@@ -84,7 +85,6 @@ class Trainer:
 class Cell:
     """A rule on a model variant: the unit that has an optimum."""
 
-    name: str
     rule: str | Mapping[str, Any]
     label: str | None
     "The variant's name, if it has one."
@@ -93,6 +93,13 @@ class Cell:
     tables: Mapping[str, Any]
     "The tables of a run's config, without rule, seed and dimensions."
     space: Mapping[str, tuple[float, float]]
+
+    @cached_property
+    def name(self) -> str:
+        """Of its folder too: gqa-mup.n_kv_heads-3."""
+        label = [self.label] if self.label else []
+        varied = [f"{name}-{value}" for name, value in self.dimensions.items()]
+        return plain("cell", ".".join([self.rule_name, *label, *varied]))
 
     @property
     def variant(self) -> dict[str, int | str]:
@@ -178,7 +185,7 @@ class StudyConfig:
         values["reading"] = self.reading.to_dict() or None
         values |= values.pop("tables")
         values["space"] |= values.pop("rule_space")
-        return cast(dict[str, Any], _plain(values))
+        return settings.for_toml(values)
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())
@@ -198,20 +205,16 @@ class StudyConfig:
         """Every rule on every variant, in order."""
         return [
             Cell(
-                _cell_name(rule, label, dimensions),
                 rule,
-                label,
-                dimensions,
-                tables,
-                self._space_of(rule),
+                variant.get("name"),
+                dict(zip(self.vary, values, strict=True)),
+                _merged(self.tables, variant),
+                {**self.space, **self.rule_space.get(_rule_name(rule), {})},
             )
             for rule in self.rules
-            for label, tables in self._named_variants()
-            for dimensions in self._dimensions()
+            for variant in self.variants or ({},)
+            for values in itertools.product(*self.vary.values())
         ]
-
-    def _space_of(self, rule: str | Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-        return {**self.space, **self.rule_space.get(_rule_name(rule), {})}
 
     def widest_space(self) -> dict[str, tuple[float, float]]:
         """For each parameter, the range that covers the ranges of all cells."""
@@ -222,52 +225,34 @@ class StudyConfig:
             for name, ends in ranges.items()
         }
 
-    def _named_variants(self) -> Iterator[tuple[str | None, dict[str, Any]]]:
-        for variant in self.variants or ({},):
-            changes = dict(variant)
-            label = changes.pop("name", None)
-            yield label, _merged(self.tables, changes)
-
-    def _dimensions(self) -> Iterator[dict[str, int]]:
-        for values in itertools.product(*self.vary.values()):
-            yield dict(zip(self.vary, values, strict=True))
-
     def run_config(self, cell: Cell, params: Mapping[str, float], seed: int) -> RunConfig:
         """The config of one trial of the reference model."""
-        config = self._shaped(cell)
-        optimizer = dataclasses.replace(
-            config.optimizer, **{k: v for k, v in params.items() if k != "tau_epoch"}
-        )
-        config = dataclasses.replace(
-            config, optimizer=optimizer, seed=seed, base=self._base(config)
-        )
-        if "tau_epoch" in params:
-            decay = 1 / (optimizer.lr * params["tau_epoch"] * lengths(config).steps)
-            config = dataclasses.replace(
-                config, optimizer=dataclasses.replace(optimizer, weight_decay=decay)
-            )
-        return config
-
-    def _shaped(self, cell: Cell) -> RunConfig:
-        config = RunConfig.from_dict({**cell.tables, "rule": cell.rule})
+        config = RunConfig.from_dict({**cell.tables, "rule": cell.rule, "seed": seed})
         heads, r = config.model.n_heads, cell.dimensions.get("r", 1)
         if heads % r:
             divisors = ", ".join(str(k) for k in range(1, heads + 1) if heads % k == 0)
             raise DimensionError(
                 f"vary: r = {r} does not divide n_heads = {heads}. Choose one of {divisors}."
             )
-        return dataclasses.replace(config, model=config.model.resized(**cell.dimensions))
+        model = config.model.resized(**cell.dimensions)
+        optimizer = dataclasses.replace(
+            config.optimizer, **{k: v for k, v in params.items() if k != "tau_epoch"}
+        )
+        base = self._base(config.base, model.n_heads)
+        config = dataclasses.replace(config, model=model, base=base, optimizer=optimizer)
+        if "tau_epoch" in params:
+            decay = 1 / (optimizer.lr * params["tau_epoch"] * lengths(config).steps)
+            optimizer = dataclasses.replace(optimizer, weight_decay=decay)
+            config = dataclasses.replace(config, optimizer=optimizer)
+        return config
 
-    def _base(self, config: RunConfig) -> dict[str, int]:
+    def _base(self, given: Mapping[str, int], heads: int) -> dict[str, int]:
         """The base model: [base], and otherwise the least sharing, width and depth of what is
         varied.
         """
-        base = dict(config.base)
+        base = dict(given)
         if self.vary.keys() & {"r", "n_kv_heads"} and not base.keys() & {"r", "n_kv_heads"}:
-            sharing = self.vary.get("r") or [
-                config.model.n_heads // k for k in self.vary["n_kv_heads"]
-            ]
-            base["r"] = min(sharing)
+            base["r"] = min(self.vary.get("r") or [heads // k for k in self.vary["n_kv_heads"]])
         for name in ("width", "depth"):
             if name in self.vary:
                 base.setdefault(name, min(self.vary[name]))
@@ -278,22 +263,6 @@ _MISSING = {
     "name": 'Write name = "gqa-1" at the top.',
     "space": 'Write [space] and below it lr = ["2^-10", "2^-4"].',
 }
-
-
-def _cell_name(
-    rule: str | Mapping[str, Any], label: str | None, dimensions: Mapping[str, int]
-) -> str:
-    """A name that can be the name of a folder.
-
-    >>> _cell_name("gqa-mup", None, {"n_kv_heads": 3})
-    'gqa-mup.n_kv_heads-3'
-    """
-    parts = [
-        _rule_name(rule),
-        *([label] if label else []),
-        *(f"{name}-{value}" for name, value in dimensions.items()),
-    ]
-    return plain("cell", ".".join(parts))
 
 
 def _rule_name(rule: str | Mapping[str, Any]) -> str:
@@ -491,25 +460,17 @@ def _check_search(config: StudyConfig) -> None:
 
 
 def _merged(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables with some of their settings changed.
+    """Tables with some of their settings changed by a variant, which may have a name.
 
-    >>> _merged({"model": {"width": 64, "depth": 2}}, {"model": {"width": 96}})
+    >>> _merged({"model": {"width": 64, "depth": 2}}, {"name": "wide", "model": {"width": 96}})
     {'model': {'width': 96, 'depth': 2}}
     """
     merged = dict(tables)
     for name, change in changes.items():
+        if name == "name":
+            continue
         settings.known("table of a run", {name: change}, RUN_TABLES)
         table = merged.get(name, {})
         table = {"name": table} if isinstance(table, str) else settings.table(name, table)
         merged[name] = {**table, **settings.table(name, change)}
     return merged
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            key: _plain(v) for key, v in cast(Mapping[str, Any], value).items() if v is not None
-        }
-    if isinstance(value, tuple | list):
-        return [_plain(v) for v in cast(Sequence[Any], value)]
-    return value

@@ -17,66 +17,38 @@ def plan_dict(config: StudyConfig, cell: Cell) -> dict[str, Any] | None:
     trainer = config.trainer
     if trainer is None or trainer.target is None:
         return None
-    tables = cell.tables
-    base = tuple(sorted(tables.get("base", {}).items()))
-    optimizer = tables.get("optimizer", {})
-    text = _planned(
-        trainer.target,
-        tuple(cell.dimensions.items()),
-        trainer.base,
-        base,
-        _least(config),
-        json.dumps(cell.rule, sort_keys=True),
-        optimizer.get("name", "adamw"),
-        optimizer.get("decay"),
-        config.reading,
-    )
-    return json.loads(text)
-
-
-def _least(config: StudyConfig) -> tuple[tuple[str, int], ...]:
-    """The variant that serves as the base by default: least sharing, width and depth."""
-    return tuple(
-        (name, max(v) if name == "n_kv_heads" else min(v)) for name, v in config.vary.items()
-    )
-
-
-@cache
-def _planned(
-    target: str,
-    dimensions: tuple[tuple[str, int], ...],
-    base_name: str | None,
-    base: tuple[tuple[str, int], ...],
-    least: tuple[tuple[str, int], ...],
-    rule: str,
-    optimizer: str,
-    decay: Any,
-    reading: Reading,
-) -> str:
-    from mupscale.planning import plan
-    from mupscale.training.config import rule_from
-
-    model = _model(target, dimensions)
-    if base_name is not None:
-        reference: Any = _model(base_name, ())
-    elif base:
-        reference = dict(base)
-    elif least:
-        reference = _model(target, least)
+    given, optimizer = cell.tables.get("base"), cell.tables.get("optimizer", {})
+    least = {n: max(v) if n == "n_kv_heads" else min(v) for n, v in config.vary.items()}
+    if trainer.base is not None:
+        base: Any = (trainer.base, {})
+    elif given or least:
+        base = dict(sorted(given.items())) if given else (trainer.target, least)
     else:
         raise OptionError(
             "the plan needs a base: the model that the rates are tuned on. Write [base] with "
             "width, depth and r, or trainer.base with the name of a model."
         )
-    made = plan(
-        model,
-        base=reference,
-        optimizer=optimizer,
-        rule=rule_from(json.loads(rule)),
-        decay=decay,
-        reading=reading,
-    )
-    return made.to_json()
+    asked = {
+        "model": (trainer.target, cell.dimensions),
+        "base": base,
+        "optimizer": optimizer.get("name", "adamw"),
+        "rule": cell.rule,
+        "decay": optimizer.get("decay"),
+    }
+    return json.loads(_planned(json.dumps(asked), config.reading))
+
+
+@cache
+def _planned(asked: str, reading: Reading) -> str:
+    """A model or base that is not given by its dimensions is the name of one, and its changes."""
+    from mupscale.planning import plan
+    from mupscale.training.config import rule_from
+
+    values: dict[str, Any] = json.loads(asked)
+    model, base = _model(*values.pop("model")), values.pop("base")
+    reference = base if isinstance(base, dict) else _model(*base)
+    rule = rule_from(values.pop("rule"))
+    return plan(model, base=reference, rule=rule, reading=reading, **values).to_json()
 
 
 def with_reading(config: StudyConfig) -> StudyConfig:
@@ -93,17 +65,17 @@ def with_reading(config: StudyConfig) -> StudyConfig:
     return dataclasses.replace(config, reading=reading) if reading else config
 
 
-def _model(target: str, dimensions: tuple[tuple[str, int], ...]) -> Any:
+def _model(target: str, dimensions: dict[str, int]) -> Any:
     from mupscale.targets import Family, resolve
 
     if not dimensions:
         return resolve(target).model
     if len(dimensions) > 1:
-        names = ", ".join(name for name, _ in dimensions)
         raise OptionError(
-            f"vary: {names} together. Vary a trainer's target in one dimension at a time."
+            f"vary: {', '.join(dimensions)} together. Vary a trainer's target in one dimension at "
+            "a time."
         )
-    return Family(target, device="meta")(**dict(dimensions))
+    return Family(target, device="meta")(**dimensions)
 
 
 def check_plan(config: StudyConfig) -> None:

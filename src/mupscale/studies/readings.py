@@ -6,8 +6,7 @@ import json
 import math
 import os
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any, cast
@@ -48,62 +47,35 @@ class Lines:
         return self.feed(b"\n")
 
 
-class MetricReader(ABC):
-    """Finds losses in printed lines, and from time to time elsewhere."""
+class MetricReader:
+    """Finds losses in the lines that a command prints or, with a path, in the file that it appends
+    them to and may also replace.
+    """
 
-    def __init__(self, described: str) -> None:
-        self.described = described
+    def __init__(
+        self, described: str, report: Callable[[str], Mapping[str, Any]], path: Path | None = None
+    ) -> None:
+        self.described, self._report, self._path = described, report, path
+        self._file, self._read, self._lines = 0, 0, Lines()
 
-    @abstractmethod
-    def reports(self, line: str) -> Mapping[str, Any]:
-        """What a printed line reports; empty if it is not a report."""
-
-    def look(self, curve: LossCurve, last: bool) -> None:
-        """Add to the curve what was reported elsewhere; `last` if the command has ended."""
-        return
-
-
-class Printed(MetricReader):
-    """JSON objects among the lines that the command prints."""
-
-    def reports(self, line: str) -> Mapping[str, Any]:
-        return _json_object(line)
-
-
-class Matched(MetricReader):
-    """What a regular expression matches; all matches in one line are one report."""
-
-    def __init__(self, described: str, pattern: re.Pattern[str]) -> None:
-        super().__init__(described)
-        self._pattern = pattern
-
-    def reports(self, line: str) -> Mapping[str, Any]:
-        report: dict[str, str] = {}
-        for match in self._pattern.finditer(line):
-            report |= {name: text for name, text in match.groupdict().items() if text is not None}
-        return report
-
-
-class Written(MetricReader):
-    """JSON lines that the command appends to a file, which it may also replace."""
-
-    def __init__(self, described: str, path: Path) -> None:
-        super().__init__(described)
-        self._path, self._file, self._read, self._lines = path, 0, 0, Lines()
-
-    def reports(self, line: str) -> Mapping[str, Any]:
-        return {}
+    def printed(self, chunk: bytes, curve: LossCurve) -> None:
+        """Add to the curve what was printed."""
+        for line in self._lines.feed(chunk) if self._path is None else ():
+            tell(self._report(line), curve)
 
     def look(self, curve: LossCurve, last: bool) -> None:
+        """Add to the curve what is in the file; `last` if the command has ended."""
         for line in self._new_lines(curve):
-            tell(_json_object(line), curve)
+            tell(self._report(line), curve)
         for line in self._lines.end() if last else ():
-            tell(_json_object(line), curve)
+            tell(self._report(line), curve)
 
     def _new_lines(self, curve: LossCurve) -> Iterator[str]:
         try:
-            file = self._path.open("rb")
+            file = self._path.open("rb") if self._path else None
         except OSError:  # it does not exist yet
+            file = None
+        if file is None:
             return
         with file:
             found = os.fstat(file.fileno())
@@ -122,12 +94,13 @@ def metrics_in(text: Any, folder: Path) -> MetricReader:
     """
     kind, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
     if text == "json":
-        return Printed('lines of JSON with a "loss" in the output')
+        return MetricReader('lines of JSON with a "loss" in the output', _json_object)
     if kind == "file":
         names = [plain("metrics file", name) for name in rest.split("/")]
-        return Written(f'lines of JSON with a "loss" in the file {rest}', inside(folder, *names))
+        described = f'lines of JSON with a "loss" in the file {rest}'
+        return MetricReader(described, _json_object, inside(folder, *names))
     if kind == "regex":
-        return Matched(f"lines of the output that match {rest!r}", _pattern(rest))
+        return MetricReader(f"lines of the output that match {rest!r}", _matched(_pattern(rest)))
     raise OptionError(
         f'trainer.metrics = {text!r} does not say where the losses are. Write "json" (lines of '
         'JSON in the output), "file:metrics.jsonl" (in the folder of the trial), or '
@@ -151,6 +124,16 @@ def _pattern(text: str) -> re.Pattern[str]:
             "loss (?P<loss>[0-9.]+)."
         )
     return pattern
+
+
+def _matched(pattern: re.Pattern[str]) -> Callable[[str], Mapping[str, Any]]:
+    """All matches in one line are one report."""
+
+    def report(line: str) -> Mapping[str, Any]:
+        groups = (match.groupdict().items() for match in pattern.finditer(line))
+        return {name: text for found in groups for name, text in found if text is not None}
+
+    return report
 
 
 def tell(report: Mapping[str, Any], curve: LossCurve) -> None:

@@ -11,13 +11,15 @@ import numpy as np
 from mupscale.errors import MissingExtraError, OptionError
 from mupscale.studies.adaptive import TOLERANCE, Observation, next_points
 from mupscale.studies.stopping import FAR, hopeless, reference
+from mupscale.studies.storage import quiet
 from mupscale.studies.trials import Point, TrialRecord
 
 try:
     import optuna
     from optuna.distributions import BaseDistribution, FloatDistribution
     from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler, RandomSampler
+    from optuna.samplers import RandomSampler
+    from optuna.storages import InMemoryStorage
     from optuna.trial import FrozenTrial, TrialState
 except ImportError as error:
     raise MissingExtraError("optuna", "study") from error
@@ -34,10 +36,12 @@ def tpe_round(
     """Optuna's TPE, given the trials so far. Trials of a round take each other into account
     (constant liar).
     """
+    mixed = int(np.random.default_rng([seed, len(trials)]).integers(2**31))
     sampler = optuna.samplers.TPESampler(
-        seed=_mixed(seed, len(trials)), constant_liar=True, multivariate=len(space) > 1
+        seed=mixed, constant_liar=True, multivariate=len(space) > 1
     )
-    study = _in_memory(sampler)
+    with quiet():
+        study = optuna.create_study(storage=InMemoryStorage(), sampler=sampler)
     distributions: dict[str, BaseDistribution] = {
         name: FloatDistribution(low, high, log=True) for name, (low, high) in space.items()
     }
@@ -48,20 +52,6 @@ def tpe_round(
         params = study.ask(fixed_distributions=distributions).params
         points.append(Point(params, seeds[(len(trials) + k) % len(seeds)]))
     return points
-
-
-def _mixed(seed: int, number: int) -> int:
-    return int(np.random.default_rng([seed, number]).integers(2**31))
-
-
-def _in_memory(sampler: BaseSampler) -> "Study":
-    storage = optuna.storages.InMemoryStorage()
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        return optuna.create_study(storage=storage, sampler=sampler)
-    finally:
-        optuna.logging.set_verbosity(level)
 
 
 def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
@@ -78,7 +68,7 @@ def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> F
     )
 
 
-class AdaptiveSampler(BaseSampler):
+class AdaptiveSampler(RandomSampler):
     """Our adaptive search of one parameter for `optuna.create_study(sampler=…)`.
 
     The parameter must be a float on a logarithmic scale. The study stops when its optimum is known
@@ -88,18 +78,8 @@ class AdaptiveSampler(BaseSampler):
     def __init__(
         self, parameter: str = "lr", *, tolerance: float = TOLERANCE, seed: int | None = None
     ) -> None:
+        super().__init__(seed=seed)
         self.parameter, self.tolerance = parameter, tolerance
-        self._random = RandomSampler(seed=seed)
-
-    def infer_relative_search_space(
-        self, study: "Study", trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        return {}
-
-    def sample_relative(
-        self, study: "Study", trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        return {}
 
     def sample_independent(
         self,
@@ -109,7 +89,7 @@ class AdaptiveSampler(BaseSampler):
         param_distribution: BaseDistribution,
     ) -> Any:
         if param_name != self.parameter:
-            return self._random.sample_independent(study, trial, param_name, param_distribution)
+            return super().sample_independent(study, trial, param_name, param_distribution)
         if not isinstance(param_distribution, FloatDistribution) or not param_distribution.log:
             raise OptionError(
                 f"{param_name}: the adaptive search needs suggest_float({param_name!r}, …, "
@@ -170,5 +150,5 @@ class HopelessPruner(BasePruner):
         if best is None or step is None:
             return False
         curve = sorted(best.intermediate_values.items())
-        stop = reference(curve, self.steps, self.far).to_dict()
+        stop = reference(curve, self.steps, self.far)
         return hopeless(stop, step / self.steps, trial.intermediate_values[step])

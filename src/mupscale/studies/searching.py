@@ -7,12 +7,13 @@ often the study was interrupted: proposing again gives the same round.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from mupscale.studies.adaptive import adaptive_round
 from mupscale.studies.config import Search, StudyConfig
-from mupscale.studies.stopping import Stopping, reference
+from mupscale.studies.stopping import reference
 from mupscale.studies.trials import Point, TrialRecord, best
 
 Space = Mapping[str, tuple[float, float]]
@@ -90,7 +91,9 @@ def random_point(space: Space, seeds: Sequence[int], seed: int, number: int) -> 
     return Point(params, seeds[number % len(seeds)])
 
 
-def stopping(config: StudyConfig, trials: Sequence[TrialRecord], seed: int) -> Stopping | None:
+def stopping(
+    config: StudyConfig, trials: Sequence[TrialRecord], seed: int
+) -> dict[str, Any] | None:
     """What a new trial is compared with: the best one of its seed so far, which saw the same
     batches.
     """

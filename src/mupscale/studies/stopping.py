@@ -9,7 +9,6 @@ rate may look best; later, little time is left to save, and the final loss is in
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,28 +25,19 @@ FROM, TO = 0.4, 0.6
 _SMOOTH = 2 / WINDOWS
 
 
-@dataclass(frozen=True)
-class Stopping:
-    """The best trial's loss at shares of its run, and what counts as far behind."""
-
-    shares: tuple[float, ...]
-    losses: tuple[float, ...]
-    far: float = FAR
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"shares": self.shares, "losses": self.losses, "far": self.far}
-
-
-def reference(curve: Sequence[Sequence[float]], steps: int, far: float = FAR) -> Stopping:
-    """From the curve of a finished run, (step, loss) pairs."""
-    return Stopping(tuple(step / steps for step, _ in curve), tuple(loss for _, loss in curve), far)
+def reference(curve: Sequence[Sequence[float]], steps: int, far: float = FAR) -> dict[str, Any]:
+    """The best trial's loss at shares of its run, from its (step, loss) pairs, and what counts as
+    far behind.
+    """
+    shares, losses = [step / steps for step, _ in curve], [loss for _, loss in curve]
+    return {"shares": shares, "losses": losses, "far": far}
 
 
 def hopeless(stop: Mapping[str, Any] | None, share: float, loss: float) -> bool:
     """Whether a run is too far behind: `loss` is its mean over the window that ends at `share` of
     its steps.
 
-    >>> best = reference([[10, 5.0], [20, 4.0], [30, 3.5], [40, 3.0]], steps=40).to_dict()
+    >>> best = reference([[10, 5.0], [20, 4.0], [30, 3.5], [40, 3.0]], steps=40)
     >>> hopeless(best, 0.5, 4.9), hopeless(best, 0.5, 5.1), hopeless(best, 1.0, 9.0)
     (False, True, False)
     """

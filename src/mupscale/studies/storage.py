@@ -53,7 +53,11 @@ _ERROR_CHARACTERS = 200
 
 
 class Mirror:
-    """Finished trials in an Optuna storage, written by a thread."""
+    """Finished trials in an Optuna storage, written by a thread.
+
+    `sync` uses the database before the thread starts, and `close` after it has ended, so two
+    threads never use it at once.
+    """
 
     flush_seconds = 0.5
     """How often the thread writes what is missing."""
@@ -69,9 +73,8 @@ class Mirror:
         self._shown = str(self._file or masked(self._url))
         self._study, self._owner, self._remark, self._space = study, owner, remark, space
         self._entries: dict[str, _Entry] = {}
-        self._missing: dict[str, _Entry] = {}
-        self._memory = threading.Lock()  # guards the two above
-        self._writing = threading.Lock()  # guards all below
+        self._present: set[str] = set()
+        "The prints of the records that are in the database, as far as is known."
         self._database: _Database | None = None
         self._is_compared = False
         self._failure: str | None = None
@@ -87,39 +90,38 @@ class Mirror:
         answer, before anything has been computed. Our own file, if unreadable, is set aside.
         """
         for trial, record in records.items():
-            self._note(trial, record)
-        with self._writing:
-            self._leave()
-            try:
+            self.add(trial, record)
+        self._leave()
+        try:
+            with quiet():
                 self._open(compare=False)
-            except Exception as error:
-                if self._file is None or isinstance(error, MupscaleError):
-                    self._missing.clear()  # write nothing there, not even on closing
-                    raise self._unusable(error) from None
-                self._put_off(error)
-        self._start()
+        except Exception as error:
+            if self._file is None or isinstance(error, MupscaleError):
+                self._entries.clear()  # write nothing there, not even on closing
+                raise self._unusable(error) from None
+            self._put_off(error)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._keep_flushing, name="mupscale-mirror", daemon=True
+            )
+            self._thread.start()
 
     def add(self, trial: str, record: Record) -> None:
         """Add a finished trial, which is written soon."""
-        self._note(trial, record)
-        self._start()
-
-    def _note(self, trial: str, record: Record) -> None:
-        with self._memory:
-            self._entries[trial] = self._missing[trial] = _Entry(trial, record)
+        self._entries[trial] = _Entry(trial, record)
 
     def flush(self) -> None:
         """Write what is missing. A failure is reported once, and writing is tried again later."""
-        with self._writing:
-            try:
+        try:
+            with quiet():
                 self._write()
-            except Exception as error:
-                self._put_off(error)
-            except BaseException:
-                self._leave()  # interrupted: read again what is there, as after a failure
-                raise
-            else:
-                self._failure = None
+        except Exception as error:
+            self._put_off(error)
+        except BaseException:
+            self._leave()  # interrupted: read again what is there, as after a failure
+            raise
+        else:
+            self._failure = None
 
     def close(self, seconds: float = math.inf) -> None:
         """Write the rest, for at most about this long, and report what could not be written."""
@@ -127,12 +129,13 @@ class Mirror:
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
-        if self._missing and time.monotonic() < self._give_up:
+        if self._missing() and time.monotonic() < self._give_up:
             self.flush()
-        if self._missing and (self._is_compared or self._failure):
+        missing = self._missing()
+        if missing and (self._is_compared or self._failure):
             reason = self._failure or f"not written within {seconds:g} s"
             self._remark(
-                f"{self._shown} lacks {len(self._missing)} of {len(self._entries)} trials "
+                f"{self._shown} lacks {len(missing)} of {len(self._entries)} trials "
                 f"({reason}). They are in the study's records, and are added when the study is "
                 "next opened."
             )
@@ -144,39 +147,37 @@ class Mirror:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self) -> None:
-        if self._thread is None and not self._closing.is_set():
-            self._thread = threading.Thread(
-                target=self._keep_flushing, name="mupscale-mirror", daemon=True
-            )
-            self._thread.start()
-
     def _keep_flushing(self) -> None:
         while not self._closing.wait(self.flush_seconds):
-            if self._missing and time.monotonic() >= self._next_try:
+            if self._missing() and time.monotonic() >= self._next_try:
                 self.flush()
 
+    def _missing(self) -> list["_Entry"]:
+        # A copy first, because another thread may add one meanwhile.
+        return [entry for entry in [*self._entries.values()] if entry.print not in self._present]
+
     def _write(self) -> None:
-        database = self._open(compare=True)
-        with self._memory:
-            missing = list(self._missing.values())
+        database, missing = self._open(compare=True), self._missing()
         if self._closing.is_set() and len(missing) > _MANY:
             self._remark(
                 f"adding the last {len(missing)} trials to {self._shown}. You can interrupt this: "
                 "they are added when the study is next opened."
             )
-        with _quiet():
-            for entry in missing:
-                if time.monotonic() > self._give_up:
-                    return
-                database.insert(f"{self._study}/{entry.cell}", entry.trial(self._space))
-                with self._memory:
-                    del self._missing[entry.key]
-            with self._memory:
-                present = [e for key, e in self._entries.items() if key not in self._missing]
-            cells = _by_cell(present)
-            for cell in {entry.cell for entry in missing}:
-                database.mark(f"{self._study}/{cell}", _digest(cells[cell]))
+        for entry in missing:
+            if time.monotonic() > self._give_up:
+                return
+            database.insert(f"{self._study}/{entry.cell}", entry.trial(self._space))
+            self._present.add(entry.print)
+        entries = self._by_cell()
+        for cell in {entry.cell for entry in missing}:
+            present = [entry for entry in entries[cell] if entry.print in self._present]
+            database.mark(f"{self._study}/{cell}", _digest(present))
+
+    def _by_cell(self) -> dict[str, list["_Entry"]]:
+        cells: dict[str, list[_Entry]] = {}
+        for entry in [*self._entries.values()]:
+            cells.setdefault(entry.cell, []).append(entry)
+        return cells
 
     def _put_off(self, error: Exception) -> None:
         """Try again later, from the beginning: the last transaction may or may not have taken
@@ -199,19 +200,18 @@ class Mirror:
 
     def _open(self, *, compare: bool) -> "_Database":
         """The database of our study; our own file, if unreadable, is set aside and made again."""
-        with _quiet():
-            try:
-                return self._opened(compare)
-            except Exception as error:
-                self._leave()
-                if self._file is None or not _is_unreadable(error):
-                    raise
-                aside = _set_aside(self._file)
-                self._remark(
-                    f"{self._file} could not be read ({self._reason(error)}). It was renamed to "
-                    f"{aside.name}, and a new one is made from the records."
-                )
+        try:
             return self._opened(compare)
+        except Exception as error:
+            self._leave()
+            if self._file is None or not _is_unreadable(error):
+                raise
+            aside = _set_aside(self._file)
+            self._remark(
+                f"{self._file} could not be read ({self._reason(error)}). It was renamed to "
+                f"{aside.name}, and a new one is made from the records."
+            )
+        return self._opened(compare)
 
     def _opened(self, compare: bool) -> "_Database":
         if self._database is None:
@@ -221,25 +221,15 @@ class Mirror:
             self._database = _Database(self._url, settings, self._owner, self._shown)
             self._database.claim_all(self._study)
         if compare and not self._is_compared:
-            self._compare(self._database)
+            present: set[str] = set()
+            for cell, entries in self._by_cell().items():
+                name = f"{self._study}/{cell}"
+                if self._database.marks.get(name) == _digest(entries):
+                    present.update(entry.print for entry in entries)
+                else:
+                    present |= self._database.prints(name)
+            self._present, self._is_compared = present, True
         return self._database
-
-    def _compare(self, database: "_Database") -> None:
-        """Find out which records the database lacks."""
-        with self._memory:
-            entries = list(self._entries.values())
-        present: set[str] = set()
-        for cell, of_cell in _by_cell(entries).items():
-            name = f"{self._study}/{cell}"
-            if database.marks.get(name) == _digest(of_cell):
-                present.update(entry.print for entry in of_cell)
-            else:
-                present |= database.prints(name)
-        with self._memory:
-            self._missing = {
-                key: entry for key, entry in self._entries.items() if entry.print not in present
-            }
-        self._is_compared = True
 
     def _unusable(self, error: Exception) -> MupscaleError:
         """What to tell a user whose URL does not lead to a database."""
@@ -357,7 +347,7 @@ def _set_aside(file: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _quiet() -> Generator[None]:
+def quiet() -> Generator[None]:
     """Hide what Optuna logs in this thread; a user's own use of Optuna still logs."""
     _optuna()
     ours = threading.get_ident()
@@ -429,13 +419,6 @@ class _Entry:
         start = datetime.now() - spent if began is None else datetime.fromtimestamp(began)
         trial.datetime_start, trial.datetime_complete = start, start + spent
         return trial
-
-
-def _by_cell(entries: Iterable[_Entry]) -> dict[str, list[_Entry]]:
-    cells: dict[str, list[_Entry]] = {}
-    for entry in entries:
-        cells.setdefault(entry.cell, []).append(entry)
-    return cells
 
 
 def _digest(entries: Iterable[_Entry]) -> str:

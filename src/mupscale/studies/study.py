@@ -7,21 +7,19 @@ import json
 import math
 import os
 import shutil
-import signal
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from mupscale.engines import Engine, Outcome, Session, engine_named
-from mupscale.engines.jobs import TerminatedError, terminable
+from mupscale.engines.jobs import interruptible
 from mupscale.engines.ledger import Ledger
 from mupscale.errors import (
-    InterruptedJobsError,
     InterruptedRunError,
     MissingExtraError,
     OptionError,
@@ -107,16 +105,7 @@ class Study:
 
     def snapshot(self) -> Snapshot:
         """The state according to the files, also while another process runs the study."""
-        cells: dict[str, dict[int, TrialRecord]] = {cell.name: {} for cell in self.config.cells()}
-        for trial in self._recorded():
-            cells.setdefault(trial.cell, {})[trial.number] = trial
-        runs = [
-            CellRun(self.config, cell, cells[cell.name].values()) for cell in self.config.cells()
-        ]
-        done = frozenset(run.cell.name for run in runs if run.done)
-        return Snapshot(
-            self.config, cells, {run.cell.name: run.expected for run in runs}, done, self._running()
-        )
+        return _snapshot(_cell_runs(self.config, self._recorded()), self._running())
 
     def _running(self) -> dict[str, float]:
         try:
@@ -160,14 +149,8 @@ class Study:
             if book.torn:
                 say(f"{self.folder / RECORDS}: dropped a torn last line; its trial runs again.")
             driver = _Driver(self, book, known, report or (lambda _: None), say)
-            try:
-                with driver, terminable():
-                    driver.run(engine)
-            except KeyboardInterrupt as stop:
-                number = signal.SIGTERM if isinstance(stop, TerminatedError) else signal.SIGINT
-                raise InterruptedJobsError(
-                    number, len(book.results), driver.expected, str(self.folder)
-                ) from stop
+            with interruptible(driver.progress, self.folder), driver:
+                driver.run(engine)
         return driver.snapshot()
 
     def _engine(self) -> Engine:
@@ -203,15 +186,10 @@ class _Driver:
     ) -> None:
         self.study, self.config, self.book, self.known = study, study.config, book, known
         self.report, self.remark = report, remark
-        ended: dict[str, list[TrialRecord]] = {}
-        for trial in _trials(book.results):
-            ended.setdefault(trial.cell, []).append(trial)
-        self.cells = [
-            CellRun(self.config, cell, ended.get(cell.name, ())) for cell in self.config.cells()
-        ]
+        self.cells = _cell_runs(self.config, _trials(book.results))
         self._turn = deque(range(len(self.cells)))
         self._submitted: dict[str, tuple[Proposed, str, float]] = {}
-        self._ran = any(trial.has_run for trials in ended.values() for trial in trials)
+        self._ran = any(trial.has_run for cell in self.cells for trial in cell.trials.values())
         self._failures: list[TrialRecord] = []
         self._places = 1
         self._stops: Counter[str] = Counter()
@@ -233,9 +211,9 @@ class _Driver:
             return None
         return mirror
 
-    @property
-    def expected(self) -> int:
-        return sum(cell.expected for cell in self.cells)
+    def progress(self) -> tuple[int, int]:
+        """The number of trials that have ended, and that are known so far."""
+        return len(self.book.results), sum(cell.expected for cell in self.cells)
 
     def run(self, engine: Engine) -> None:
         self.report(self.snapshot())
@@ -380,13 +358,24 @@ class _Driver:
         return {key: began for key, (_, _, began) in first}
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(
-            self.config,
-            {cell.cell.name: cell.trials for cell in self.cells},
-            {cell.cell.name: cell.expected for cell in self.cells},
-            frozenset(cell.cell.name for cell in self.cells if cell.done),
-            self._running(),
-        )
+        return _snapshot(self.cells, self._running())
+
+
+def _cell_runs(config: StudyConfig, trials: Iterable[TrialRecord]) -> list[CellRun]:
+    ended: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        ended.setdefault(trial.cell, []).append(trial)
+    return [CellRun(config, cell, ended.get(cell.name, ())) for cell in config.cells()]
+
+
+def _snapshot(cells: Sequence[CellRun], running: Mapping[str, float]) -> Snapshot:
+    return Snapshot(
+        cells[0].config,
+        {run.cell.name: run.trials for run in cells},
+        {run.cell.name: run.expected for run in cells},
+        frozenset(run.cell.name for run in cells if run.done),
+        running,
+    )
 
 
 _RESULT = (

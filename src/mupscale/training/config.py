@@ -107,7 +107,7 @@ class RunConfig:
         return self.model.resized(**self.base)
 
     def to_dict(self) -> dict[str, Any]:
-        return _plain(dataclasses.asdict(self) | {"rule": self.rule.to_dict()})
+        return settings.for_toml(dataclasses.asdict(self) | {"rule": self.rule.to_dict()})
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())
@@ -223,14 +223,6 @@ def _check(config: RunConfig) -> None:
             f"{model.context}."
         )
     config.base_model()
-
-
-def _plain(value: Any) -> Any:
-    """Without None, which TOML does not have."""
-    if isinstance(value, Mapping):
-        items = cast(Mapping[str, Any], value).items()
-        return {key: _plain(item) for key, item in items if item is not None}
-    return list(cast(tuple[Any, ...], value)) if isinstance(value, tuple) else value
 
 
 def changed_settings(old: RunConfig, new: RunConfig) -> list[str]:

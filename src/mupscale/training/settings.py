@@ -2,7 +2,7 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
@@ -59,3 +59,13 @@ def typed(name: str, value: Any, hint: Any) -> Any:
     raise OptionError(
         f"{name} = {value!r} has type {type(value).__name__}; expected {' or '.join(names)}."
     )
+
+
+def for_toml(value: Any) -> Any:
+    """Tables without None, which TOML does not have, and lists for tuples."""
+    if isinstance(value, Mapping):
+        items = cast(Mapping[str, Any], value).items()
+        return {key: for_toml(item) for key, item in items if item is not None}
+    if isinstance(value, tuple | list):
+        return [for_toml(item) for item in cast(Sequence[Any], value)]
+    return value
