@@ -185,7 +185,7 @@ def lowest_points(fit: str, log2_rates: ArrayLike, losses: ArrayLike) -> tuple[L
         return (LowestPoint(math.nan, math.nan, "too few rates", 0),) * len(table)
     if rates[best] in (rates.min(), rates.max()):
         place: Place = "open below" if rates[best] == rates.min() else "open above"
-        return tuple(LowestPoint(rates[best], row[best], place, 0) for row in table)
+        return tuple(LowestPoint(float(rates[best]), float(row[best]), place, 0) for row in table)
     # Rates are sums of steps, and log2 of what was read from a file: rounded in the last digits.
     near = np.abs(rates - rates[best]) <= shape.reach + 1e-6
     return tuple(_lowest(shape, rates, row, near & np.isfinite(row)) for row in table)

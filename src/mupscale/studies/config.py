@@ -100,7 +100,7 @@ class Cell:
 
     @property
     def rule_name(self) -> str:
-        return _rule_name(self.rule)
+        return rule_name(self.rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ class StudyConfig:
         ]
 
     def _space_of(self, rule: str | Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-        return {**self.space, **self.rule_space.get(_rule_name(rule), {})}
+        return {**self.space, **self.rule_space.get(rule_name(rule), {})}
 
     def widest_space(self) -> dict[str, tuple[float, float]]:
         """For each parameter, the range that covers the ranges of all cells."""
@@ -289,14 +289,15 @@ def _cell_name(
     'gqa-mup.n_kv_heads-3'
     """
     parts = [
-        _rule_name(rule),
+        rule_name(rule),
         *([label] if label else []),
         *(f"{name}-{value}" for name, value in dimensions.items()),
     ]
     return plain("cell", ".".join(parts))
 
 
-def _rule_name(rule: str | Mapping[str, Any]) -> str:
+def rule_name(rule: str | Mapping[str, Any]) -> str:
+    """The name of a rule as it is written in a study."""
     return rule if isinstance(rule, str) else str(rule.get("name", "own"))
 
 
@@ -468,7 +469,7 @@ def _check_reading(config: StudyConfig) -> None:
 def _check_search(config: StudyConfig) -> None:
     search = config.search
     for rule, own in config.rule_space.items():
-        settings.known("rule with its own space", {rule: own}, [*map(_rule_name, config.rules)])
+        settings.known("rule with its own space", {rule: own}, [*map(rule_name, config.rules)])
         settings.known(f"parameter in space.{rule} that space does not have", own, config.space)
     for name in ("trials", "tokens", "at_once", "step", "tolerance"):
         value = getattr(search, name)
