@@ -240,7 +240,7 @@ class Width(Experiment):
             head = ["rule", "fit", "by seed", "mean, 95 % interval"]
             yield text_table(head, [row for answer in own for row in _shown(answer)])
         yield ""
-        yield f"{self.headline(scale, found)}."
+        yield wrapped(f"{self.headline(scale, found)}.")
 
     def _claims(
         self, scale: Scale, found: WidthRuns, answers: Sequence[FitAnswer]

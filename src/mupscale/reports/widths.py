@@ -2,6 +2,7 @@
 the largest.
 """
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -67,6 +68,9 @@ _HEADROOM = 0.62
 """Nats above the lowest loss up to which curves are drawn: more would flatten them around their
 optima."""
 
+_NOTE_CHARACTERS = 52
+"""What fits above a panel."""
+
 
 def draw_widths(
     panels: Sequence[WidthPanel], *, title: str, theme: Theme = LIGHT, unit: str = "nats per byte"
@@ -116,7 +120,8 @@ def _draw_panel(axes: "Axes", panel: WidthPanel, colours: dict[int, str], theme:
     axes.set_xlabel("learning rate (of the base)", color=theme.ink)
     axes.set_title(panel.title, loc="left", color=theme.ink, fontsize=12, fontweight="bold", pad=22)
     note: Look = {"color": theme.loss if panel.gives_up else theme.calm, "fontweight": "bold"}
-    axes.annotate(panel.regret, (0, 1), (0, 6), "axes fraction", "offset points", **note)
+    words = textwrap.shorten(panel.regret, _NOTE_CHARACTERS, placeholder=" …")
+    axes.annotate(words, (0, 1), (0, 6), "axes fraction", "offset points", **note)
     if panel.log2_rate is not None:
         axes.axvline(panel.log2_rate, color=theme.quiet, lw=1.2, ls=(0, (4, 2)), zorder=1)
         below = axes.get_xaxis_transform()
