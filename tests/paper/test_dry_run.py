@@ -24,7 +24,10 @@ def no_downloads(monkeypatch):
 
 
 @pytest.mark.parametrize(("scale", "name"), ALL)
-def test_every_study_would_run(scale, name):
+def test_every_study_would_run(scale, name, monkeypatch, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "gcide.txt").touch()  # the text of `width`, which is not included
+    monkeypatch.chdir(tmp_path)
     config = load(name, scale)
     lines = list(validate(config))
     for cell in config.cells():

@@ -1,14 +1,27 @@
-"""The width study: nothing but width, rule and the range of rates differs from file to file."""
+"""The width study: nothing but width, rule and the range of rates differs from file to file, and
+the analysis finds what made runs hold.
+"""
 
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mupscale.studies import Study, StudyConfig
+from mupscale.analysis.estimates import Estimate
+from mupscale.analysis.fits import FITS
+from mupscale.errors import OptionError
+from mupscale.paper.costs import training_operations
+from mupscale.paper.width import EXPERIMENT, MAKE_TEXT, panels
+from mupscale.paper.width_cells import WidthRuns
+from mupscale.reports.widths import draw_widths
+from mupscale.studies import Snapshot, Study, StudyConfig
 from mupscale.studies.searching import grid
 from mupscale.theory import RULES
 from mupscale.training import RunConfig
+from mupscale.training.preparation import plan_for
+from tests.paper.made_widths import BEST, Loss, write_part, write_widths
 
 RESULTS = Path(__file__).parents[2] / "results" / "width"
 STUDIES = {
@@ -77,3 +90,248 @@ def test_the_sp_rules_are_trained_at_512_with_the_rate_that_was_best_at_64():
     best = min(losses, key=lambda rate: sum(losses[rate]))
     assert {len(of_rate) for of_rate in losses.values()} == {3}
     assert [rates("512-at-64", rule) for rule in ("sp", "sp-fan-in")] == [[best], [best]]
+
+
+class TestParts:
+    """The experiment runs the studies that were committed before the first run."""
+
+    def test_the_committed_studies_are_its_parts(self):
+        parts = EXPERIMENT.parts("cpu", BEST)
+        assert list(parts) == ["64", "128", "256", "512", "512-at-64"]
+        for name, config in parts.items():
+            assert config.identity() == STUDIES[name].identity(), name
+
+    def test_the_same_parts_exist_at_the_papers_scale(self):
+        parts = EXPERIMENT.parts("paper", -9.0)
+        assert list(parts) == ["256", "512", "1024", "2048", "2048-at-256"]
+        for name, config in parts.items():
+            (run, *_) = (config.run_config(cell, {"lr": 1.0}, 42) for cell in config.cells())
+            assert run.data.corpus == "hf:openwebtext"
+            assert (run.model.width, run.model.head_size, run.model.repetitions) == (
+                int(name.partition("-")[0]), 64, 4,
+            )  # fmt: skip
+            assert (run.base_model().width, run.base_model().repetitions) == (256, 4)
+
+    def test_every_rule_gives_the_base_the_same_values(self):
+        config = replace(EXPERIMENT.part("cpu", 128), vary={"width": (64,)})
+        plans = [plan_for(config.run_config(c, {"lr": 1.0}, 42)) for c in config.cells()]
+        values = [[p.values for p in plan.parameters.values()] for plan in plans]
+        assert values[0] == values[1] == values[2]
+
+    def test_a_missing_text_is_an_error_with_the_commands_that_make_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.chdir(tmp_path)
+        for attempt in (
+            lambda: EXPERIMENT.run("cpu", tmp_path),
+            lambda: EXPERIMENT.cost("cpu", 1),
+            lambda: list(EXPERIMENT.dry_run("cpu")),
+        ):
+            with pytest.raises(OptionError, match=r"runs/gcide\.txt does not exist") as error:
+                attempt()
+            for command in MAKE_TEXT:
+                assert command in str(error.value)
+                assert command in (RESULTS / "README.md").read_text(encoding="utf-8")
+
+    def test_it_runs_the_parts_in_order_and_the_last_at_the_base_best_rate(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """With a study in place of training: the losses of a parabola."""
+        (tmp_path / "runs").mkdir()
+        (tmp_path / "runs" / "gcide.txt").write_text("A text.")
+        monkeypatch.chdir(tmp_path)
+        begun: list[str] = []
+
+        def made(self: Study, **_: object) -> Snapshot:
+            begun.append(self.folder.name)
+            write_part(self.config, self.folder, parabola(best=-7.0))
+            return self.snapshot()
+
+        monkeypatch.setattr(Study, "run", made)
+        EXPERIMENT.run("cpu", tmp_path / "width")
+        assert begun == ["64", "128", "256", "512", "512-at-64"]
+        last = StudyConfig.load(tmp_path / "width" / "512-at-64" / "study.toml")
+        assert [len(grid(cell.space, last.seeds, 0.5)) for cell in last.cells()] == [2, 2]
+        assert math.log2(last.space["lr"][0]) == pytest.approx(-7.0)
+        assert EXPERIMENT.workers("cpu") == 1
+        assert EXPERIMENT.workers("paper") is None
+
+
+def parabola(best: float = BEST, drift: float = 0.0, bend: float = 0.05) -> Loss:
+    """The optima of the SP rules move by `drift` octaves per doubling."""
+
+    def loss(rule: str, width: int, seed: int, rate: float) -> float:
+        doublings = math.log2(width / 64)
+        own = best + (0.0 if rule == "gqa-mup" else drift * doublings)
+        level = 2 - 0.1 * doublings + (0.02 if rule == "sp" else 0.0)
+        return level + 0.01 * (seed - 42) + bend * (rate - own - 0.01 * (seed - 42)) ** 2
+
+    return loss
+
+
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("moving") / "width"
+    write_widths(folder, parabola(drift=-1.2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(moving: Path) -> WidthRuns:
+    return EXPERIMENT.runs("cpu", moving)
+
+
+class TestAnswers:
+    """Of made runs, whose answers are known."""
+
+    def test_the_regret_is_the_loss_at_the_bases_rate_above_the_lowest(self, found: WidthRuns):
+        assert (found.best_rate, found.ended, found.complete) == (BEST, 235, True)
+        for rule, octaves in (("sp", 3.6), ("sp-fan-in", 3.6), ("gqa-mup", 0.0)):
+            answer = found.regret(rule)
+            assert answer.seeds == (42, 43)
+            for fit in FITS:
+                values = answer.by_fit[fit]
+                assert values is not None
+                expected = [0.05 * (octaves - 0.01 * k) ** 2 for k in (0, 1)]
+                assert values == pytest.approx(expected, abs=5e-3), (rule, fit)
+        assert found.regret("sp-fan-in").agreement.verdict == "above 0"
+        assert found.regret("gqa-mup").agreement.verdict == "indistinguishable from 0"
+
+    def test_the_drift_is_that_of_the_optima_and_still_is_within_0_17(self, found: WidthRuns):
+        for widths, seeds in (((64, 128, 256), 3), ((64, 128, 256, 512), 2)):
+            moves = found.drift("sp-fan-in", widths)
+            assert len(moves.seeds) == seeds
+            for fit in FITS:
+                values = moves.by_fit[fit]
+                assert values == pytest.approx([-1.2] * seeds, abs=0.02)
+            assert moves.agreement.verdict == "moves"
+            assert found.drift("gqa-mup", widths).agreement.verdict == "still"
+
+    @pytest.mark.parametrize(("end", "verdict"), [(0.169, "still"), (0.171, "moves")])
+    def test_still_needs_the_whole_interval_within_the_bound(
+        self, found: WidthRuns, end: float, verdict: str
+    ):
+        judge = found.drift("sp", (64, 128, 256)).judge
+        assert judge(Estimate(0.1, 0.05, end)) == verdict
+        assert judge(Estimate(-0.1, -end, -0.05)) == verdict
+        assert judge(Estimate(0.0, -1, 1)) == "no significant drift"
+
+    def test_the_lowest_losses_are_compared_by_seed(self, found: WidthRuns):
+        for rule, difference in (("sp", 0.02), ("sp-fan-in", 0.0)):
+            for fit in FITS:
+                values = found.above_reference(rule).by_fit[fit]
+                assert values == pytest.approx([difference] * 2, abs=2e-3)
+
+    def test_runs_at_the_bases_rate_are_in_no_fit(
+        self, found: WidthRuns, moving: Path, tmp_path: Path
+    ):
+        """Otherwise the Gaussian process, which is fitted through all rates, would see them."""
+        folder = tmp_path / "width"
+        shutil.copytree(moving, folder)
+        given = EXPERIMENT.part_at("cpu", BEST)
+        write_part(given, folder / "512-at-64", lambda *_: 9.0)
+        now = EXPERIMENT.runs("cpu", folder)
+        assert now.tables["sp", 512].lowest == found.tables["sp", 512].lowest
+        regret = now.regret("sp").by_fit["cubic"]
+        assert regret is not None
+        assert min(regret) > 7
+
+    def test_a_diverged_run_at_the_bases_rate_is_reported_as_such(
+        self, moving: Path, tmp_path: Path
+    ):
+        folder = tmp_path / "width"
+        shutil.copytree(moving, folder)
+        given = EXPERIMENT.part_at("cpu", BEST)
+        write_part(given, folder / "512-at-64", lambda rule, *_: None if rule == "sp" else 9.0)
+        found = EXPERIMENT.runs("cpu", folder)
+        assert found.regret("sp").agreement.verdict == "diverged"
+        assert found.regret("sp-fan-in").agreement.verdict == "above 0"
+        assert (found.diverged, found.complete) == (2, True)
+        (panel,) = panels(found, ["sp"])
+        assert (panel.at_rate, panel.gives_up) == (None, True)
+        assert "diverged" in panel.regret
+        draw_widths([panel], title="")
+
+    def test_an_open_range_is_not_compared_and_the_page_says_how_to_grow_it(self, tmp_path: Path):
+        write_widths(tmp_path, parabola(drift=-0.4))
+        found = EXPERIMENT.runs("cpu", tmp_path)
+        assert (found.tables["sp", 512].open_at, found.complete) == ("upper", False)
+        assert "range must grow for sp at width 512" in found.regret("sp").agreement.verdict
+        assert found.regret("gqa-mup").agreement.widest is not None
+        assert EXPERIMENT.claims_in("cpu", tmp_path) == ()
+        text = " ".join(" ".join(EXPERIMENT.findings("cpu", tmp_path).lines).split())
+        assert 'lr = ["2^-12", "2^-8"] below [space.sp]' in text
+
+    def test_a_range_that_has_grown_is_read_as_it_is(self, tmp_path: Path):
+        write_widths(tmp_path, parabola(drift=-0.8))
+        assert EXPERIMENT.runs("cpu", tmp_path).tables["sp", 512].open_at == "upper"
+        config = EXPERIMENT.part("cpu", 512)
+        grown = {"sp": {"lr": (2.0**-12, 2.0**-8)}, "sp-fan-in": {"lr": (2.0**-12, 2.0**-8)}}
+        config = replace(config, rule_space={**config.rule_space, **grown})
+        shutil.rmtree(tmp_path / "512")
+        write_part(config, tmp_path / "512", parabola(drift=-0.8))
+        found = EXPERIMENT.runs("cpu", tmp_path)
+        assert (found.complete, found.expected) == (True, 235 + 8)
+        values = found.drift("sp", (64, 128, 256, 512)).by_fit["quadratic"]
+        assert values == pytest.approx([-0.8, -0.8], abs=1e-3)
+
+
+class TestPartialRecords:
+    def test_what_has_not_run_yet_is_counted_and_nothing_is_claimed(self, tmp_path: Path):
+        loss = parabola()
+        write_part(EXPERIMENT.part("cpu", 64), tmp_path / "64", loss)
+        write_part(EXPERIMENT.part("cpu", 128), tmp_path / "128", loss, runs=5)
+        found = EXPERIMENT.runs("cpu", tmp_path)
+        assert (found.ended, found.expected, found.complete) == (42, 235, False)
+        verdicts = {answer.agreement.verdict for answer in found.answers()}
+        assert all(verdict.startswith("not run yet (") for verdict in verdicts)
+        assert found.regret("sp").missing == "not run yet (27 of 41 runs)"
+        assert found.drift("sp", (64, 128)).missing == "not run yet (32 of 54 runs)"
+        assert EXPERIMENT.claims_in("cpu", tmp_path) == ()
+        shown = EXPERIMENT.findings("cpu", tmp_path)
+        assert shown.lines[0] == "42 of 235 runs have ended, 0 diverged."
+
+    def test_the_last_part_alone_may_be_missing(self, tmp_path: Path):
+        write_widths(tmp_path, parabola(drift=-1.2), last=False)
+        found = EXPERIMENT.runs("cpu", tmp_path)
+        assert found.regret("gqa-mup").agreement.widest is not None
+        assert "0 of 2 runs at the base" in found.regret("sp").missing
+
+    def test_an_empty_folder_is_an_error(self, tmp_path: Path):
+        with pytest.raises(OptionError, match="nothing was run there yet"):
+            EXPERIMENT.findings("cpu", tmp_path)
+
+
+class TestFindings:
+    def test_every_question_of_the_design_has_a_claim_with_its_interval(self, moving: Path):
+        claims = EXPERIMENT.claims_in("cpu", moving)
+        assert {claim.verdict for claim in claims} == {"ours"}
+        assert len(claims) == 3 + 6 + 2 + 1
+        for claim in claims[:-1]:
+            assert "seeds" in claim.seen
+            assert all(fit in claim.seen for fit in FITS)
+        assert claims[-1].seen.startswith("55.7% of its operations, for all 27 runs")
+
+    def test_the_share_of_tuning_is_that_of_the_operations(self):
+        count, share = EXPERIMENT.tuning_share("cpu")
+        base, target = (next(iter(runs(name).values())) for name in ("64", "512"))
+        operations = [training_operations(one.model, 128, 1) for one in (base, target)]
+        assert (count, share) == (27, pytest.approx(27 * operations[0] / operations[1]))
+
+    def test_tables_fit_80_columns_and_files_are_written(
+        self, moving: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setenv("COLUMNS", "80")
+        folder = tmp_path / "width"
+        shutil.copytree(moving, folder)
+        shown = EXPERIMENT.findings("cpu", folder)
+        assert max(len(line) for text in shown.lines for line in text.split("\n")) <= 80
+        assert all(path.exists() for path in shown.paths)
+        names = {path.name for path in shown.paths}
+        assert names >= {
+            "report.html", "widths.png", "lowest-points.csv", "answers.csv", "loss-by-lr.png",
+        }  # fmt: skip
+        rows = (folder / "answers.csv").read_text(encoding="utf-8").splitlines()
+        assert len(rows) == 1 + 11 * len(FITS)
+        points = (folder / "lowest-points.csv").read_text(encoding="utf-8").splitlines()
+        assert len(points) == 1 + 3 * (9 * 3 + 3 * 2)

@@ -38,10 +38,12 @@ class DriftVerdict:
     sentence: str
 
 
-def judge_drift(drift: Estimate | None, doublings: float) -> DriftVerdict:
+def judge_drift(
+    drift: Estimate | None, doublings: float, still: float = STILL_OCTAVES
+) -> DriftVerdict:
     """Judge a drift in octaves per doubling, over a family that spans this many doublings.
 
-    still                 the interval bounds the whole movement below `STILL_OCTAVES`
+    still                 the interval bounds the whole movement below `still` octaves
     moves                 not still, and the interval excludes zero
     no significant drift  not still, and the interval contains zero
     unknown               there is no bounded interval
@@ -57,14 +59,12 @@ def judge_drift(drift: Estimate | None, doublings: float) -> DriftVerdict:
         return DriftVerdict("unknown", "unknown: the runs do not bound its drift")
     most = max(abs(drift.low), abs(drift.high)) * doublings
     movement, why = "no significant drift", "the interval contains zero, but "
-    if most < STILL_OCTAVES:
+    if most < still:
         movement, why = "still", ""
     elif drift.excludes(0):
         movement, why = "moves", "the interval excludes zero, and "
     reach = f"over {doublings:.2g} doublings it may move by up to {most:.2f} octaves"
-    return DriftVerdict(
-        movement, f"{movement}: {why}{reach} (still means less than {STILL_OCTAVES})"
-    )
+    return DriftVerdict(movement, f"{movement}: {why}{reach} (still means less than {still:.2g})")
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ def _command(name: str, shows: str) -> Callable[..., int]:
         chosen = experiment_named(name)
         if dry_run:
             return _print_dry_run(chosen, scale, as_json)
+        workers = chosen.workers(scale) if workers is None else workers
         engine = None if workers is None else Local(workers)
         folder = output or chosen.folder(scale)
         cost = chosen.cost(scale, workers or usable_cores())

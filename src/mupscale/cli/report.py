@@ -51,7 +51,8 @@ def report(
     Parameters
     ----------
     study
-        Folder of a study, made by mupscale sweep.
+        Folder of a study, made by mupscale sweep, or a folder with such folders, which are then
+        shown as one study.
     output
         The HTML file (default: report.html in the study's folder).
     to
@@ -114,9 +115,7 @@ def _watched(
     study: "Study", page: Path, to: "Target | None", checks: Sequence["CheckSummary"]
 ) -> "PageData":
     """Write the page again whenever the records change. The last page does not reload itself."""
-    from mupscale.studies.study import RECORDS
-
-    seen = _state(study.folder / RECORDS)
+    seen = _state(study)
     data = write_page(study, page, to, checks, _REFRESH_SECONDS)
     with _status() as say:
         try:
@@ -126,7 +125,7 @@ def _watched(
                     "watching; the study continues."
                 )
                 time.sleep(_LOOK_SECONDS)
-                now = _state(study.folder / RECORDS)
+                now = _state(study)
                 if now != seen:
                     seen = now
                     data = write_page(study, page, to, checks, _REFRESH_SECONDS)
@@ -135,8 +134,12 @@ def _watched(
     return data
 
 
-def _state(records: Path) -> tuple[int, int] | None:
+def _state(study: "Study") -> list[tuple[int, int] | None]:
     """A value that changes whenever a trial is recorded."""
+    return [_stamp(records) for records in study.records]
+
+
+def _stamp(records: Path) -> tuple[int, int] | None:
     try:
         stat = records.stat()
     except OSError:

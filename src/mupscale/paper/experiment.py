@@ -67,6 +67,10 @@ class Experiment(ABC):
 
     name: ClassVar[str]
 
+    def workers(self, scale: Scale) -> int | None:
+        """Local processes if the user names no number (default: the engine's own choice)."""
+        return None
+
     @abstractmethod
     def cost(self, scale: Scale, workers: int) -> Cost | None:
         """What a run costs; None for a computation of seconds."""

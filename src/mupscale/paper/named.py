@@ -30,6 +30,8 @@ EXPERIMENTS: Mapping[str, str] = {
     "gives the lowest loss?",
     "muon": "ours: is the best learning rate the same for every r under Muon?",
     "sgd": "ours: is the best learning rate the same for every r under SGD?",
+    "width": "ours: does the learning rate that is best at a small width stay best at eight times "
+    "that width?",
 }
 """Each experiment, with what it shows. Its module has the same name."""
 

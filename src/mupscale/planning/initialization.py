@@ -63,12 +63,13 @@ def _draw(
     for chunk in range(first // per_chunk, -(-last // per_chunk)):
         begin = chunk * per_chunk
         rows = min(per_chunk, parameter.shape[0] - begin)
-        generator = torch.Generator().manual_seed(_seed(seed, parameter.name, chunk))
+        generator = torch.Generator().manual_seed(parameter_seed(seed, parameter.name, chunk))
         numbers = torch.empty(rows, *row, dtype=torch.float32).normal_(generator=generator)
         pieces.append(numbers[(slice(max(first - begin, 0), min(last - begin, rows)), *part)])
     return torch.cat(pieces) if pieces else torch.empty(shape)
 
 
-def _seed(seed: int, name: str, chunk: int) -> int:
+def parameter_seed(seed: int, name: str, chunk: int = 0) -> int:
+    """The seed of one chunk of a parameter's numbers."""
     digest = hashlib.sha256(f"{seed}\0{name}\0{chunk}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

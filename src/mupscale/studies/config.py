@@ -107,7 +107,7 @@ class Cell:
 
     @property
     def rule_name(self) -> str:
-        return _rule_name(self.rule)
+        return rule_name(self.rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,7 @@ class StudyConfig:
                 variant.get("name"),
                 dict(zip(self.vary, values, strict=True)),
                 _merged(self.tables, variant),
-                {**self.space, **self.rule_space.get(_rule_name(rule), {})},
+                {**self.space, **self.rule_space.get(rule_name(rule), {})},
             )
             for rule in self.rules
             for variant in self.variants or ({},)
@@ -265,7 +265,8 @@ _MISSING = {
 }
 
 
-def _rule_name(rule: str | Mapping[str, Any]) -> str:
+def rule_name(rule: str | Mapping[str, Any]) -> str:
+    """The name of a rule as it is written in a study."""
     return rule if isinstance(rule, str) else str(rule.get("name", "own"))
 
 
@@ -437,7 +438,7 @@ def _check_reading(config: StudyConfig) -> None:
 def _check_search(config: StudyConfig) -> None:
     search = config.search
     for rule, own in config.rule_space.items():
-        settings.known("rule with its own space", {rule: own}, [*map(_rule_name, config.rules)])
+        settings.known("rule with its own space", {rule: own}, [*map(rule_name, config.rules)])
         settings.known(f"parameter in space.{rule} that space does not have", own, config.space)
     for name in ("trials", "tokens", "at_once", "step", "tolerance"):
         value = getattr(search, name)

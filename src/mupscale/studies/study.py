@@ -12,7 +12,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +29,7 @@ from mupscale.errors import (
 from mupscale.records import differences, json_line, write_whole
 from mupscale.studies.cell_run import CellRun, Proposed, assignment, fingerprint_of
 from mupscale.studies.config import StudyConfig
+from mupscale.studies.joining import joined_config, same_training
 from mupscale.studies.names import inside
 from mupscale.studies.planning import check_plan, with_reading
 from mupscale.studies.storage import HURRY_SECONDS, Mirror
@@ -51,6 +52,8 @@ class Snapshot:
     done: frozenset[str]
     "Cells whose search has ended."
     running: Mapping[str, float] = field(default_factory=dict[str, float])
+    copies: frozenset[str] = frozenset()
+    "Cells of joined studies that show the trials of another cell, since they train the same."
 
     @property
     def trials(self) -> list[TrialRecord]:
@@ -63,6 +66,8 @@ class Study:
 
     folder: Path
     config: StudyConfig
+    parts: tuple["Study", ...] = ()
+    "The studies in the folders of this folder, if it is read as one study."
 
     @staticmethod
     def create(config: StudyConfig, folder: Path | str) -> "Study":
@@ -84,13 +89,23 @@ class Study:
 
     @staticmethod
     def open(folder: Path | str) -> "Study":
-        """Open a study that was created before."""
-        path = Path(folder) / CONFIG
-        if not path.exists():
+        """Open a study that was created before. A folder whose folders hold studies is read as one
+        study, which cannot be run.
+        """
+        folder = Path(folder)
+        if (folder / CONFIG).exists():
+            return Study(folder, StudyConfig.load(folder / CONFIG))
+        parts = tuple(Study.open(path.parent) for path in sorted(folder.glob(f"*/{CONFIG}")))
+        if not parts:
             raise OptionError(
                 f"{folder} holds no study: it has no {CONFIG}. Create one with mupscale sweep."
             )
-        return Study(Path(folder), StudyConfig.load(path))
+        return Study(folder, joined_config(folder.name, [part.config for part in parts]), parts)
+
+    @property
+    def records(self) -> tuple[Path, ...]:
+        """The files that hold the results."""
+        return tuple(part.folder / RECORDS for part in self.parts) or (self.folder / RECORDS,)
 
     def _check(self) -> None:
         """Check what can be checked before anything runs."""
@@ -105,7 +120,48 @@ class Study:
 
     def snapshot(self) -> Snapshot:
         """The state according to the files, also while another process runs the study."""
+        if self.parts:
+            return self._joined()
         return _snapshot(_cell_runs(self.config, self._recorded()), self._running())
+
+    def _joined(self) -> Snapshot:
+        """The parts together. Cells of two parts become one, with its trials numbered anew."""
+        order = [cell.name for cell in self.config.cells()]
+        by_cell: dict[str, list[TrialRecord]] = {name: [] for name in order}
+        expected, done = dict.fromkeys(order, 0), set(order)
+        running: dict[str, float] = {}
+        for part in (study.snapshot() for study in self.parts):
+            for name, trials in part.cells.items():
+                by_cell[name] += [trial for _, trial in sorted(trials.items())]
+                expected[name] += part.expected[name]
+            done -= part.cells.keys() - part.done
+            running |= part.running
+        cells = {
+            name: {n: replace(trial, number=n) for n, trial in enumerate(trials)}
+            for name, trials in by_cell.items()
+        }
+        copies = dict(self._copied(expected))
+        for name, source in copies.items():
+            rule = next(cell.rule_name for cell in self.config.cells() if cell.name == name)
+            cells[name] = {
+                n: replace(trial, cell=name, rule=rule) for n, trial in cells[source].items()
+            }
+            expected[name] = expected[source]
+            if source not in done:
+                done.discard(name)
+        empty = {name for name, count in expected.items() if not count}
+        return Snapshot(
+            self.config, cells, expected, frozenset(done - empty), running, frozenset(copies)
+        )
+
+    def _copied(self, expected: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+        """Cells that no part has, each with a cell of another rule that trains the same."""
+        cells = self.config.cells()
+        for cell in (one for one in cells if not expected[one.name]):
+            for other in (one for one in cells if expected[one.name]):
+                if same_training(self.config, cell, other):
+                    yield cell.name, other.name
+                    break
 
     def _running(self) -> dict[str, float]:
         try:
@@ -118,6 +174,8 @@ class Study:
     @property
     def trials(self) -> list[TrialRecord]:
         """All trials that have ended, by cell and number."""
+        if self.parts:
+            return self.snapshot().trials
         order = {cell.name: place for place, cell in enumerate(self.config.cells())}
         return sorted(
             self._recorded(), key=lambda trial: (order.get(trial.cell, len(order)), trial.number)
@@ -140,6 +198,9 @@ class Study:
 
         Results of the study `reuse` are copied for trials with the same fingerprint.
         """
+        if self.parts:
+            names = ", ".join(part.folder.name for part in self.parts)
+            raise OptionError(f"{self.folder} joins several studies ({names}). Run each of them.")
         say = remark or (lambda _: None)
         others = [] if reuse is None else reuse.trials
         known = {trial.fingerprint: trial for trial in others if trial.status in _REUSABLE}

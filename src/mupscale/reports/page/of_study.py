@@ -52,9 +52,10 @@ def page_data(
 
 
 def _progress(snapshot: "Snapshot") -> StudyProgress:
+    own = snapshot.cells.keys() - snapshot.copies
     return StudyProgress(
-        ended=sum(len(cell) for cell in snapshot.cells.values()),
-        expected=sum(snapshot.expected.values()),
+        ended=sum(len(snapshot.cells[cell]) for cell in own),
+        expected=sum(snapshot.expected.get(cell, 0) for cell in own),
         running=len(snapshot.running),
         done=len(snapshot.done) == len(snapshot.cells),
         growing=snapshot.config.search.method not in ("grid", "random"),
