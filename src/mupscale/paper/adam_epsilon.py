@@ -329,7 +329,7 @@ def _claims(rows: Sequence[EpsilonRow], size: EpsilonSize) -> Iterator[Claim]:
         ("With a negligible ε, is the update ‖ΔW‖/‖W0‖ the same at every width?",
          f"its slope with ε = 1e-12: {_range(bare)}", size.starts, "ours"),
     ]  # fmt: skip
-    return (Claim("adam-epsilon", *one) for one in found)
+    return (Claim("adam-epsilon", "first steps", *one) for one in found)
 
 
 def _range(rows: Sequence[EpsilonRow], *, rest: bool = False) -> str:

@@ -105,6 +105,7 @@ def claims() -> list[Claim]:
     rows = len(PRINTED) - len({cell.model for cell in wrong})
     tables = Claim(
         experiment=Configurations.name,
+        kind="arithmetic",
         says="The two tables of models: parameters, tokens, batch and iterations of nine models",
         seen=f"{rows} of {len(PRINTED)} rows, {len(cells) - len(wrong)} of {len(cells)} cells "
         "equal to the printed digit, with a batch of "
@@ -118,6 +119,7 @@ def claims() -> list[Claim]:
     ratios = [int(cell.computed) / int(cell.printed) for cell in batches]
     text = Claim(
         experiment=Configurations.name,
+        kind="arithmetic",
         says=f"The batch is {BATCH_CONSTANTS['printed']}·√tokens sequences of 8192",
         seen=f"gives {equal} of the {len(batches)} batches that the paper's own tables print: "
         f"{min(ratios):.2f} to {max(ratios):.2f} of them, rounded up",

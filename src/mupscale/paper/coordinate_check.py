@@ -158,7 +158,8 @@ def claims(rows: Sequence[CoordinateRow], results: Mapping[str, CheckResult]) ->
     """What the paper says that its three figures show."""
 
     def claim(says: str, seen: str, rule: str, verdict: Verdict) -> Claim:
-        return Claim(CoordinateCheck.name, says, seen, len(results[rule].runs), verdict)
+        runs = len(results[rule].runs)
+        return Claim(CoordinateCheck.name, "first steps", says, seen, runs, verdict)
 
     flat = _chosen(rows, "mup", "dh")
     passed, failed = (sum(row.verdict == end for row in flat) for end in ("pass", "fail"))

@@ -405,7 +405,8 @@ def _claims(rows: Sequence[BalanceRow], seen: _BalanceRuns) -> Iterator[Claim]:
     ]  # fmt: skip
     for says, text, errors, verdict in found:
         shown = f"slope over width of {text}"
-        yield Claim("decay-balance", says, shown, seeds + errors * beyond, verdict)
+        runs = seeds + errors * beyond
+        yield Claim("decay-balance", "first steps", says, shown, runs, verdict)
 
 
 def _range(rows: Sequence[BalanceRow]) -> str:

@@ -28,7 +28,7 @@ class Depth(Sweep):
             holds = "stays still over depth" if expected == "still" else "moves with depth"
             says = f"With residual branches scaled by β = {beta}, the best learning rate {holds}"
             seen = f"{drift_words(finding, rule)}; {judged.sentence}"
-            yield Claim(self.name, says, seen, finding.count(rule), verdict)
+            yield Claim(self.name, "best rates", says, seen, finding.count(rule), verdict)
 
 
 EXPERIMENT = Depth()

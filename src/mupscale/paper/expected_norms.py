@@ -224,13 +224,15 @@ def _claims(points: Sequence[NormPoint]) -> Iterator[Claim]:
         allowed = 0.04 if norm == "spectral" else 0.02
         span = f"for r = {own[0].r} to {own[-1].r} at n = {own[0].width}"
         seen = f"means at most {off:.1%} from theory, {span}"
-        yield Claim(ExpectedNorms.name, says, seen, draws, decided(off < allowed, True))
+        verdict = decided(off < allowed, True)
+        yield Claim(ExpectedNorms.name, "arithmetic", says, seen, draws, verdict)
     own = [point for point in points if point.norm == "expected"]
     ratios = [point.sd / (point.r / 2 / point.width) ** 0.5 for point in own]
     allowed = 0.05 + 3 / (2 * own[0].draws) ** 0.5
     verdict = decided(all(abs(ratio - 1) < allowed for ratio in ratios), True)
     words = f"its sd over draws is {min(ratios):.2f} to {max(ratios):.2f} times √(r/2n)"
-    yield Claim(ExpectedNorms.name, "Its spread grows with r", words, draws, verdict)
+    says = "Its spread grows with r"
+    yield Claim(ExpectedNorms.name, "arithmetic", says, words, draws, verdict)
 
 
 EXPERIMENT = ExpectedNorms()

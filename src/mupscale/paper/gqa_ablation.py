@@ -37,6 +37,7 @@ class GqaAblation(Sweep):
         judged = finding.analysis.drift_verdict("mup")
         yield Claim(
             self.name,
+            "best rates",
             "Under vanilla μP the best learning rate shifts with r",
             f"{mup}; {judged.sentence}",
             finding.count("mup"),
@@ -47,6 +48,7 @@ class GqaAblation(Sweep):
         better = found.better if found else None
         yield Claim(
             self.name,
+            "best rates",
             "GQA-μP brings the best learning rates into a much narrower region than vanilla μP",
             f"{mup}; {derived}{more}",
             finding.count("mup", "gqa-mup"),
@@ -58,6 +60,7 @@ class GqaAblation(Sweep):
         drift, loss = (one.difference if one else None for one in both)
         yield Claim(
             self.name,
+            "best rates",
             "What does the key/value factor do by itself (gqa-mup against complete-p, which lacks "
             "only the factor)?",
             f"drift {with_ends(drift)} further; loss at the optimum {with_ends(loss, 4)} nats "
@@ -71,7 +74,8 @@ class GqaAblation(Sweep):
             if (lost := regret_at_most_shared(finding, rule))
         ]
         question = "How much loss, in nats, does r = 12 give up at the best learning rate of r = 1?"
-        yield Claim(self.name, question, "; ".join(words) or "not found", finding.count(), "ours")
+        seen = "; ".join(words) or "not found"
+        yield Claim(self.name, "best rates", question, seen, finding.count(), "ours")
 
 
 def regret_at_most_shared(finding: SweepFinding, rule: str) -> Regret | None:

@@ -49,6 +49,7 @@ class Horizon(Sweep):
         together = sum(map(len, found.values()))
         yield Claim(
             self.name,
+            "best rates",
             "More proxies find the target's learning rate under GQA-μP (two of four) than under "
             "vanilla μP (one of four)",
             f"{counts}; {distances}",
@@ -63,6 +64,7 @@ class Horizon(Sweep):
         better = drift.better if drift else None
         yield Claim(
             self.name,
+            "best rates",
             "GQA-μP reduces the residual dependence on r at this horizon (its own proxies vary "
             "more over r: 0.063 against 0.047)",
             "; ".join(words),

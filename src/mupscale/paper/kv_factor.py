@@ -118,7 +118,7 @@ class KvFactor(Sweep):
 
     def _claims(self, found: Exponents) -> tuple[Claim, ...]:
         return tuple(
-            Claim(self.name, *_answered(answer), found.runs, "ours")
+            Claim(self.name, "best rates", *_answered(answer), found.runs, "ours")
             for answer in (found.still, found.loss)
         )
 

@@ -22,7 +22,7 @@ class OtherOptimizer(Sweep):
             f"Is the best learning rate the same for every r under {self.optimizer}, with the "
             "derived factor and without?"
         )
-        yield Claim(self.name, question, "; ".join(words), finding.count(), "ours")
+        yield Claim(self.name, "best rates", question, "; ".join(words), finding.count(), "ours")
 
 
 class MuonStudy(OtherOptimizer):

@@ -116,7 +116,7 @@ def _claim(says: str, compared: list[DerivedCell], more: str = "") -> Claim:
     agrees = all(cell.equal for cell in compared)
     seen = f"{_count(compared)} equal to the derived ones{more}"
     return Claim(
-        Parameterization.name, says, seen, runs=0, verdict="agrees" if agrees else "disagrees"
+        Parameterization.name, "arithmetic", says, seen, 0, "agrees" if agrees else "disagrees"
     )
 
 
@@ -132,7 +132,9 @@ def _readout_claim() -> Claim:
         f"with the multiplier folded in: η = {inline(folded.lr)}, λ = {inline(folded.weight_decay)}"
     )
     says = "Output layer: η = 1/n, λ = n in the text; multiplier 1/n, η = 1, λ = 1 in the table"
-    return Claim(Parameterization.name, says, seen, 0, "agrees" if agrees else "disagrees")
+    return Claim(
+        Parameterization.name, "arithmetic", says, seen, 0, "agrees" if agrees else "disagrees"
+    )
 
 
 class Parameterization(Experiment):

@@ -79,6 +79,7 @@ class WeightDecay(DecaySweep):
         words = ", ".join(f"{rule} {found[rule]['weight_decay']:.2f}" for rule in ordered)
         yield Claim(
             self.name,
+            "best rates",
             "In the paper's table the best decay varies least under SP (0.383), contrary to its "
             "text",
             f"variance of log2 of the best decay over sizes, without interval: {words}",
@@ -92,7 +93,7 @@ class WeightDecay(DecaySweep):
             "the same at every size?"
         )
         seen = f"octaves per doubling of parameters: {words}"
-        yield Claim(self.name, question, seen, weak.count(), "ours")
+        yield Claim(self.name, "best rates", question, seen, weak.count(), "ours")
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ def compared(experiment: str, finding: SweepFinding, name: str, against: str, sa
     words = ", ".join(f"{one.rule} {with_ends(one.estimate)}" for one in (other, scaled))
     more = "" if difference is None else f"; {against} moves {with_ends(difference)} further"
     seen = f"drift of log2 {name}, octaves per doubling of parameters: {words}{more}"
-    return Claim(experiment, says, seen, finding.count(against, "complete-p"), verdict)
+    runs = finding.count(against, "complete-p")
+    return Claim(experiment, "best rates", says, seen, runs, verdict)
 
 
 def further(first: Estimate | None, second: Estimate | None, confidence: float) -> Estimate | None:
