@@ -281,6 +281,10 @@ class _Test:
         total = parts.sum(axis=1) + shared
         if not np.isfinite(total).all():
             return total, np.zeros(len(total))
+        if self._seeds is not None and self._seeds.apart is not None:
+            # The fewest degrees of freedom of any part: Satterthwaite's would be too many where
+            # the seeds agree by chance.
+            return total, np.broadcast_to(freedom, total.shape)
         # Satterthwaite's degrees of freedom, as in `optima.summed`, for all γ at once.
         inverse = (
             np.divide(parts**2, alone, out=np.zeros_like(parts), where=alone > 0).sum(axis=1)

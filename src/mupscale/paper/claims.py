@@ -1,6 +1,6 @@
 """A claim of the paper with our result, and the verdict on it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,12 +19,12 @@ UNDECIDED: Verdict = "cannot be decided"
 
 VERDICTS: Mapping[Verdict, str] = {
     "agrees": "an exact comparison or a 95 % interval decides for the claim; for best rates, the "
-    "intervals of all fits do, with all seeds and without any one of them",
+    "intervals of all fits do",
     "disagrees": "the same against the claim",
-    "points for": "the interval of at least one fit with all seeds decides for the claim and none "
-    "against it, but not every fit does, or not without every seed",
+    "points for": "the interval of at least one fit decides for the claim and none against it, but "
+    "not every fit decides",
     "points against": "the same against the claim",
-    UNDECIDED: "everything else",
+    UNDECIDED: "none of these",
 }
 """The words of the table, as printed with it."""
 
@@ -36,22 +36,22 @@ def decided(agrees: bool, disagrees: bool) -> Verdict:
     return "disagrees" if disagrees else UNDECIDED
 
 
-def combined(by_fit: Sequence[Verdict], without_a_seed: Sequence[Verdict]) -> Verdict:
-    """The verdict of several fits to all runs, and of the same fits without one of the seeds.
+def combined(by_fit: Collection[Verdict]) -> Verdict:
+    """The verdict of several fits to the same runs.
 
-    >>> combined(["agrees", "agrees"], ["agrees"]), combined(["agrees", "agrees"], [UNDECIDED])
-    ('agrees', 'points for')
-    >>> combined([UNDECIDED, "disagrees"], []), combined(["agrees", "disagrees"], [])
+    >>> combined(["agrees", "agrees"]), combined(["agrees", UNDECIDED]), combined([UNDECIDED])
+    ('agrees', 'points for', 'cannot be decided')
+    >>> combined([UNDECIDED, "disagrees"]), combined(["agrees", "disagrees"])
     ('points against', 'cannot be decided')
     """
-    found = {*by_fit, *without_a_seed}
-    if len(found) == 1:
-        return found.pop()
-    if {"agrees", "disagrees"} <= found:
-        return UNDECIDED
-    if "agrees" in by_fit:
+    found = set(by_fit)
+    if found == {"agrees"}:
+        return "agrees"
+    if found == {"disagrees"}:
+        return "disagrees"
+    if "agrees" in found and "disagrees" not in found:
         return "points for"
-    return "points against" if "disagrees" in by_fit else UNDECIDED
+    return "points against" if "disagrees" in found and "agrees" not in found else UNDECIDED
 
 
 @dataclass(frozen=True)
