@@ -40,13 +40,16 @@ class SeedBlocks:
 
     @staticmethod
     def of(
-        blocks: Sequence[Sequence[CellValue]], recorded: tuple[float, float] = (0.0, 0.0)
+        blocks: Sequence[Sequence[CellValue]],
+        recorded: tuple[float, float] = (0.0, 0.0),
+        *,
+        pooled: bool = True,
     ) -> "SeedBlocks | None":
         """None unless all cells have the same two or more seeds, and each variance a degree of
         freedom.
 
         `recorded` is a variance between blocks from earlier studies, with the degrees of freedom
-        that it counts for.
+        that it counts for. Nothing is pooled unless `pooled`.
         """
         cells = [cell for block in blocks for cell in block]
         seeds = sorted(cells[0].by_seed) if cells else []
@@ -67,7 +70,8 @@ class SeedBlocks:
         between = (squares + variance * counts) / (apart + counts) if apart + counts else 0.0
         sizes = tuple(len(table) for table in tables)
         found = seed_table(cells)
-        unlike = None if found is None or found.alike else np.concatenate(tables)
+        alike = pooled and (found is None or found.alike)
+        unlike = None if alike else np.concatenate(tables)
         return SeedBlocks(
             sizes, len(seeds), between, apart + counts, inside / freedom, freedom, unlike
         )

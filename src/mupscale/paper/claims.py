@@ -28,6 +28,14 @@ VERDICTS: Mapping[Verdict, str] = {
 }
 """The words of the table, as printed with it."""
 
+FITS_TEXT = (
+    "one curve for all seeds, as in docs/statistics.md, whose interval comes first, and three fits "
+    "to the runs of each seed alone: a quadratic within one octave of the lowest loss, a cubic "
+    "within two, and a Gaussian process through all rates, with an interval from the differences "
+    "between seeds"
+)
+"""The fits of a claim about best rates."""
+
 
 def decided(agrees: bool, disagrees: bool) -> Verdict:
     """The verdict of two tests that cannot both hold; undecided where neither does."""
@@ -52,6 +60,15 @@ def combined(by_fit: Collection[Verdict]) -> Verdict:
     if "agrees" in found and "disagrees" not in found:
         return "points for"
     return "points against" if "disagrees" in found and "agrees" not in found else UNDECIDED
+
+
+def by_one_fit(verdict: Verdict) -> Verdict:
+    """Where only one fit is at hand, nothing is decided: at most it points somewhere.
+
+    >>> by_one_fit("agrees"), by_one_fit("disagrees"), by_one_fit(UNDECIDED)
+    ('points for', 'points against', 'cannot be decided')
+    """
+    return combined([verdict, UNDECIDED])
 
 
 @dataclass(frozen=True)

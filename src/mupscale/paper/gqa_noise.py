@@ -26,7 +26,7 @@ from mupscale.analysis import Estimate
 from mupscale.analysis.families import CellAnalysis
 from mupscale.analysis.spreads import growth_by_chance, sd_growth, sd_of
 from mupscale.paper import catalogue
-from mupscale.paper.claims import Claim, Kind, Verdict, decided
+from mupscale.paper.claims import Claim, Kind, Verdict, by_one_fit, decided
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
 from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
@@ -283,7 +283,7 @@ def _trained_claims(noises: Sequence[Noise], runs: int) -> Iterator[Claim]:
         says = f"Under gqa-mup, the noise of the {name} grows with fewer key/value heads"
         derived = own["gqa-mup"]
         both = [derived, own["complete-p"]]
-        yield _claim("best rates", says, both, runs, _grows([derived]))
+        yield _claim("best rates", says, both, runs, by_one_fit(_grows([derived])))
 
 
 def _claim(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mupscale.errors import OptionError
-from mupscale.paper.claims import KINDS, VERDICTS, Claim, Verdict
+from mupscale.paper.claims import FITS_TEXT, KINDS, VERDICTS, Claim, Verdict
 from mupscale.paper.experiment import Scale
 from mupscale.paper.named import EXPERIMENTS, experiment_named
 from mupscale.text import markdown_table
@@ -79,6 +79,7 @@ def definitions() -> list[str]:
     return [
         *(f"{name}: {meaning}" for name, meaning in KINDS.items()),
         *(f"{name}: {meaning}" for name, meaning in VERDICTS.items()),
+        f"fits: {FITS_TEXT}",
         "ours: a question on which the paper makes no claim",
     ]
 

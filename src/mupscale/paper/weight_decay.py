@@ -14,7 +14,7 @@ from mupscale.analysis.families import drift_weights
 from mupscale.analysis.measurements import Member
 from mupscale.analysis.slopes import t_quantile
 from mupscale.analysis.surfaces import Surface
-from mupscale.paper.claims import UNDECIDED, Claim, decided
+from mupscale.paper.claims import UNDECIDED, Claim, by_one_fit, decided
 from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
 from mupscale.text import text_table
 
@@ -92,8 +92,22 @@ class WeightDecay(DecaySweep):
             "Where decay hardly matters (the weaker half of the decays), is the best learning rate "
             "the same at every size?"
         )
-        seen = f"octaves per doubling of parameters: {words}"
+        seen = f"octaves per doubling of parameters: {words}; {_lengths(finding)}"
         yield Claim(self.name, "best rates", question, seen, weak.count(), "ours")
+
+
+def _lengths(finding: SweepFinding) -> str:
+    """Nothing but size differs in a fair comparison of sizes; here the length of the run does."""
+    steps = {run.member: run.steps for run in finding.runs if run.steps}
+    ordered = sorted(steps, key=lambda member: member.position or 0.0)
+    grown = ", ".join(f"{member.label} {steps[member]}" for member in ordered)
+    seeds = f"{finding.seeds} seed{'' if finding.seeds == 1 else 's'}"
+    if len(set(steps.values())) < 2:
+        return seeds
+    return (
+        f"{seeds}; batch, warmup and steps grow with the size as well (steps: {grown}), so that "
+        "this is not the effect of size alone"
+    )
 
 
 @dataclass(frozen=True)
@@ -138,7 +152,7 @@ def compared(experiment: str, finding: SweepFinding, name: str, against: str, sa
     difference = further(other.estimate, scaled.estimate, finding.analysis.confidence)
     verdict = UNDECIDED
     if difference is not None and difference.excludes(0):
-        verdict = decided(difference.value > 0, True)
+        verdict = by_one_fit(decided(difference.value > 0, True))
     words = ", ".join(f"{one.rule} {with_ends(one.estimate)}" for one in (other, scaled))
     more = "" if difference is None else f"; {against} moves {with_ends(difference)} further"
     seen = f"drift of log2 {name}, octaves per doubling of parameters: {words}{more}"
