@@ -25,7 +25,7 @@ _SUM = re.compile(r"\(([^\s()]+) \+ ([^\s()]+)\)")
 _COLOURS = {
     "green": r"\b(pass|passes|passed|agrees|finished|still)\b",
     "red": r"\b(fail|fails|failed|disagrees|diverged|error)\b",
-    "yellow": r"\b(inconclusive|cannot be decided|undecided|warning)\b",
+    "yellow": r"\b(inconclusive|points for|points against|cannot be decided|undecided|warning)\b",
 }
 
 

@@ -141,6 +141,22 @@ def test_what_a_seed_does_in_a_block_leaves_comparisons_within_it_alone():
     assert one.variance(within)[0] == pytest.approx(2 * np.square(rest).sum() / (2 * 3 * 2) / 3)
 
 
+def test_blocks_with_unequal_spreads_are_not_pooled():
+    """A sum of cells is then one number for each seed."""
+    random = np.random.default_rng(1)
+    table = random.standard_normal((2, 4, 6)) * np.array([0.1, 0.1, 0.1, 1.0])[:, None]
+    found = SeedBlocks.of(
+        [[CellValue(0, 0, 1, dict(enumerate(row))) for row in block] for block in table]
+    )
+    assert found is not None
+    weights = random.standard_normal((3, 8))
+    weights -= weights.mean(axis=1, keepdims=True)
+    sums = weights @ table.reshape(8, 6)
+    variance, freedom = found.variance(weights)
+    assert variance == pytest.approx(sums.var(axis=1, ddof=1) / 6)
+    assert freedom == pytest.approx([5, 5, 5])
+
+
 @pytest.mark.parametrize("question", ["still", "loss"])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(question):
     """A short version of drills/exponent_coverage.py, without lean: at least 85 % of 20 draws."""

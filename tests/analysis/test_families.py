@@ -8,7 +8,13 @@ import pytest
 from scipy import stats
 
 from drills.optimum_coverage import study_coverage
-from mupscale.analysis.contrasts import CellValue, contrast, pooled_spread, seed_table
+from mupscale.analysis.contrasts import (
+    CellValue,
+    contrast,
+    member_noise,
+    pooled_spread,
+    seed_table,
+)
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import CellAnalysis, analyse, loss_above
 from mupscale.analysis.measurements import Measurement, Member
@@ -73,10 +79,69 @@ class TestContrasts:
         assert found.high - 1 == pytest.approx(0.5 * stats.t.ppf(0.975, freedom))
 
     def test_the_pooled_spread_has_the_degrees_of_freedom_of_all_cells(self):
-        table = np.random.default_rng(3).normal(0, 0.1, (9, 3))
+        table = np.random.default_rng(4).normal(0, 0.1, (9, 3))
         found = pooled_spread(self.located(table))
+        assert found is not None
         assert found.variance == pytest.approx(table.var(axis=1, ddof=1).mean())
         assert 4 < found.degrees_of_freedom <= 18
+
+    UNLIKE = np.array([[0.1]] * 8 + [[0.37]])
+
+    def test_unequal_spreads_are_not_pooled(self):
+        """Then a sum of cells is one number for each seed, judged by the t-test of one sample."""
+        table = np.random.default_rng(5).normal(size=(9, 6)) * self.UNLIKE
+        cells, weights = self.located(table), [-1, *[0] * 7, 1]
+        known = seed_table(cells)
+        assert known is not None
+        assert not known.alike
+        assert pooled_spread(cells) is None
+        found = contrast(cells, weights, known, 0.95)
+        reference = stats.ttest_1samp(weights @ table, 0).confidence_interval(0.95)
+        assert (found.low, found.high) == pytest.approx((reference.low, reference.high))
+        # What seeds do not show adds up in squares, with its own degrees of freedom.
+        bent = [replace(cell, extra_error=0.2) for cell in cells]
+        half = contrast(bent, weights, known, 0.95).high - found.value
+        rest = 0.2 * 2**0.5 * stats.t.ppf(0.975, 4)
+        assert half == pytest.approx(math.hypot(reference.high - found.value, rest))
+
+    def test_members_with_unequal_spreads_have_the_freedom_of_their_cells(self):
+        random = np.random.default_rng(6)
+        table = random.normal(size=(9, 6)) * self.UNLIKE + random.normal(size=6)
+        cells = self.located(table)
+        known = seed_table(cells)
+        assert known is not None
+        assert not known.alike
+        assert known.effects
+        noise, freedom = member_noise(cells, known)
+        rest = table - table.mean(axis=0)
+        own = rest.var(axis=1, ddof=1) * 9 / 8 / 6
+        assert noise == pytest.approx(own.mean())
+        assert freedom == pytest.approx(own.sum() ** 2 / (own**2 / 5).sum())
+
+    @pytest.mark.parametrize("common", [0.0, 0.1])
+    def test_intervals_hold_where_pooled_ones_do_not(self, common, monkeypatch):
+        """1000 tables of nine cells and six seeds. In the last cell, seeds lie 3.7 times as far
+        apart, and the difference to the first is asked for; its true value is 0.
+        """
+
+        def held(level, spreads):
+            monkeypatch.setattr("mupscale.analysis.contrasts.POOLING_LEVEL", level)
+            random, weights = np.random.default_rng(8), [-1, *[0] * 7, 1]
+            found = []
+            for _ in range(1000):
+                table = random.normal(size=(9, 6)) * spreads + common * random.normal(size=6)
+                cells = self.located(table)
+                found.append(contrast(cells, weights, seed_table(cells), 0.95))
+            halves = [(one.high - one.low) / 2 for one in found]
+            return np.mean([not one.excludes(0) for one in found]), np.mean(halves)
+
+        pooled, ours = held(0.0, self.UNLIKE)[0], held(0.25, self.UNLIKE)[0]
+        assert pooled < 0.8
+        assert ours > 0.92
+        # Where spreads are equal, hardly anything is lost.
+        (share, half), (_, least) = held(0.25, 0.1), held(0.0, 0.1)
+        assert share > 0.935
+        assert half < 1.1 * least
 
 
 def _residual(design, table):

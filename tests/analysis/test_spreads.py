@@ -2,9 +2,15 @@
 
 import numpy as np
 import pytest
-from scipy.stats import bartlett, chi2
+from scipy.stats import bartlett, chi2, kstest, levene
 
-from mupscale.analysis.spreads import growth_by_chance, sd_growth, sd_of
+from mupscale.analysis.spreads import (
+    POOLING_LEVEL,
+    equal_spread_chance,
+    growth_by_chance,
+    sd_growth,
+    sd_of,
+)
 from mupscale.errors import DimensionError
 
 R = [1, 2, 3, 4, 6, 12]
@@ -67,3 +73,52 @@ def test_too_few_seeds_or_a_missing_value_is_said():
         sd_growth([1, 2], [[1.0, 2.0], [2.0, 3.0]])
     with pytest.raises(DimensionError, match=r"values\[1\] has 1 values"):
         sd_growth([1, 2], [[1.0, 2.0], [2.0], [3.0, 4.0]])
+
+
+class TestEqualSpreads:
+    def test_with_many_seeds_it_is_bartletts_test_as_others_compute_it(self):
+        generator = np.random.default_rng(5)
+        for factor in (1.0, 1.2, 1.4):
+            table = generator.normal(size=(4, 60)) * np.array([[1], [1], [1], [factor]])
+            expected = bartlett(*table).pvalue
+            assert equal_spread_chance(table.tolist()) == pytest.approx(expected, abs=0.03)
+
+    @pytest.mark.parametrize("shared", [False, True])
+    @pytest.mark.parametrize("seeds", [2, 3, 6])
+    def test_equal_spreads_are_rejected_as_often_as_the_level_says(self, seeds, shared):
+        """The p-value is uniform, whatever a seed does to all cells."""
+        generator = np.random.default_rng(6)
+        tables = generator.normal(size=(400, 9, seeds)) + shared * generator.normal(
+            0, 3, (400, 1, seeds)
+        )
+        chances = [equal_spread_chance(table.tolist(), shared=shared) for table in tables]
+        assert kstest(chances, "uniform").pvalue > 0.01
+
+    def test_it_sees_with_three_seeds_what_brown_and_forsythes_test_does_not(self):
+        generator = np.random.default_rng(7)
+        tables = generator.normal(size=(200, 9, 3)) * np.array([[1.0]] * 8 + [[5.0]])
+        ours = np.mean([equal_spread_chance(table.tolist()) < POOLING_LEVEL for table in tables])
+        theirs = np.mean([levene(*table).pvalue < POOLING_LEVEL for table in tables])
+        assert ours > 0.7
+        assert theirs < 0.3
+
+    def test_neither_units_nor_levels_nor_common_effects_matter(self):
+        table = np.random.default_rng(8).normal(size=(5, 4))
+        moved = 1000 * table + np.arange(5)[:, None]
+        assert equal_spread_chance(table.tolist()) == equal_spread_chance(moved.tolist())
+        shifted = table + np.array([3.0, -1.0, 4.0, 0.0])
+        one, other = (equal_spread_chance(t.tolist(), shared=True) for t in (table, shifted))
+        assert one == other
+
+    def test_cells_may_have_different_numbers_of_seeds(self):
+        generator = np.random.default_rng(9)
+        rows = [generator.normal(0, sd, size).tolist() for sd, size in ((1, 3), (1, 5), (30, 4))]
+        assert equal_spread_chance(rows) < 0.05
+        assert equal_spread_chance([rows[0], [1.0]]) == 1.0
+
+    def test_without_any_spread_there_is_nothing_to_reject(self):
+        assert equal_spread_chance([[1.0, 1.0, 1.0]] * 3) == 1.0
+        assert equal_spread_chance([[1.0, 1.0, 1.0], [1.0, 2.0, 3.0], [3.0, 1.0, 2.0]]) < 0.05
+
+    def test_the_level_is_bancrofts(self):
+        assert POOLING_LEVEL == 0.25

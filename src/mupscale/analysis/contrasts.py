@@ -5,11 +5,16 @@ a value is the cell's mean, plus an effect of the seed that is common to all cel
 of the seed in this cell (a two-way table without replication; Scheffé 1959, ch. 8). In a sum of
 cells whose weights cancel, the common effect cancels too, and all cells together estimate its
 error: 9 cells and 3 seeds give 16 degrees of freedom instead of 2.
+
+That holds only if seeds lie equally far apart in every cell. Where a test rejects that
+(`spreads.equal_spread_chance`), nothing is pooled: the weighted sum of cells is one number for each
+seed, and the spread of these numbers is its error, with one degree of freedom fewer than there are
+seeds. That is exact for any spreads.
 """
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -20,6 +25,7 @@ from scipy.special import chndtr
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.optima import Spread, summed
 from mupscale.analysis.slopes import t_quantile
+from mupscale.analysis.spreads import POOLING_LEVEL, equal_spread_chance
 
 Array = NDArray[np.float64]
 
@@ -54,14 +60,25 @@ class SeedTable:
     seeds: int
     of_seeds: float
     of_interaction: float
+    alike: bool = True
+    "Whether seeds may lie equally far apart in every cell, so that mean squares hold for each."
+    effects: Mapping[int, float] = field(default_factory=dict[int, float])
+    "Of each seed on all cells; empty without evidence of such an effect."
 
     @property
     def interaction_freedom(self) -> int:
         return (self.cells - 1) * (self.seeds - 1)
 
+    def own_variance(self, cell: CellValue) -> float:
+        """Of one seed's value in this cell, without the effects that all cells share."""
+        rest = [value - self.effects.get(seed, 0.0) for seed, value in cell.by_seed.items()]
+        # Subtracting effects that were fitted to these cells takes 1/cells of the variance away.
+        kept = 1 - 1 / self.cells if self.effects else 1.0
+        return float(np.var(rest, ddof=1)) / kept
+
     def variance(self, total: float, squares: float) -> tuple[float, float]:
         """Variance of Σ w·mean over seeds, with total = Σw and squares = Σw², and its degrees of
-        freedom.
+        freedom, if the cells are alike.
         """
         shared = total**2 / self.cells
         # Without evidence of a common effect, both mean squares estimate one variance: pool them.
@@ -88,9 +105,11 @@ def seed_table(cells: Sequence[CellValue]) -> SeedTable | None:
     rest = table - table.mean(axis=1, keepdims=True) - by_seed
     of_seeds = count * float(by_seed @ by_seed) / (len(seeds) - 1)
     freedom = (count - 1) * (len(seeds) - 1)
-    return SeedTable(
-        count, len(seeds), of_seeds, float(np.square(rest).sum()) / freedom if freedom else 0.0
-    )
+    of_interaction = float(np.square(rest).sum()) / freedom if freedom else 0.0
+    common = count > 1 and of_seeds > of_interaction
+    alike = equal_spread_chance(table.tolist(), shared=common) >= POOLING_LEVEL
+    effects = dict(zip(seeds, map(float, by_seed), strict=True)) if common else {}
+    return SeedTable(count, len(seeds), of_seeds, of_interaction, alike, effects)
 
 
 def _identity(place: int, cell: CellValue) -> Hashable:
@@ -99,18 +118,21 @@ def _identity(place: int, cell: CellValue) -> Hashable:
 
 
 def pooled_spread(cells: Sequence[CellValue]) -> Spread | None:
-    """How far the values of seeds lie apart, from all cells together; None if no cell has two.
+    """How far the values of seeds lie apart, from all cells together; None if no cell has two, or
+    if they do not lie equally far apart in every cell.
 
     Cells with different seeds, as an adaptive search leaves them, are treated as independent.
     """
     table = seed_table(cells)
     if table is not None:
+        if not table.alike:
+            return None
         variance, freedom = table.variance(1.0, 1.0)
         return Spread(variance * table.seeds, freedom)
     distinct = {_identity(k, cell): list(cell.by_seed.values()) for k, cell in enumerate(cells)}
     several = [np.array(values) for values in distinct.values() if len(values) > 1]
     freedom = sum(len(values) - 1 for values in several)
-    if not freedom:
+    if not freedom or equal_spread_chance([row.tolist() for row in several]) < POOLING_LEVEL:
         return None
     return Spread(
         sum(float(np.square(values - values.mean()).sum()) for values in several) / freedom, freedom
@@ -137,12 +159,37 @@ def contrast(
             summed(alone) if all(math.isfinite(v) and f > 0 for v, f in alone) else (math.inf, 0.0)
         )
         return Estimate.student(value, math.sqrt(total), freedom, confidence)
+    extras = [((weight * cell.extra_error) ** 2, cell.degrees_of_freedom) for cell, weight in pairs]
+    extras = [(variance, freedom) for variance, freedom in extras if variance > 0]
+    if not table.alike:
+        return _by_seed(value, pairs, extras, confidence)
     shared = table.variance(
         sum(weight for _, weight in pairs), sum(weight**2 for _, weight in pairs)
     )
-    extras = [((weight * cell.extra_error) ** 2, cell.degrees_of_freedom) for cell, weight in pairs]
-    total, freedom = summed([shared, *((v, f) for v, f in extras if v > 0)])
+    total, freedom = summed([shared, *extras])
     return Estimate.student(value, math.sqrt(total), freedom, confidence)
+
+
+def _by_seed(
+    value: float,
+    pairs: Sequence[tuple[CellValue, float]],
+    extras: Sequence[tuple[float, float]],
+    confidence: float,
+) -> Estimate:
+    """An interval from one sum for each seed, without pooling."""
+    seeds = sorted(pairs[0][0].by_seed)
+    sums = [sum(weight * cell.by_seed[seed] for cell, weight in pairs) for seed in seeds]
+    known = Estimate.student(
+        value, float(np.std(sums, ddof=1)) / math.sqrt(len(seeds)), len(seeds) - 1, confidence
+    )
+    if not extras:
+        return known
+    # Half-widths add up in squares, each with its own quantile. Satterthwaite's degrees of freedom
+    # would give two seeds that agree by chance those of the other part of the error.
+    variance, freedom = summed(extras)
+    rest = Estimate.student(value, math.sqrt(variance), freedom, confidence)
+    half = math.hypot(known.high - value, rest.high - value)
+    return Estimate(value, value - half, value + half, len(seeds) - 1)
 
 
 def member_noise(cells: Sequence[CellValue], table: SeedTable | None) -> tuple[float, float]:
@@ -155,14 +202,18 @@ def member_noise(cells: Sequence[CellValue], table: SeedTable | None) -> tuple[f
     if not all(math.isfinite(variance) and freedom > 0 for variance, freedom in parts):
         return math.inf, 0.0
     total, freedom = summed([(variance / len(parts), freedom) for variance, freedom in parts])
+    if table is None or not table.alike:
+        return total, freedom
     # The table's part is one estimate that all cells share, not one for each.
-    return total, freedom if table is None else min(freedom, float(table.interaction_freedom))
+    return total, min(freedom, float(table.interaction_freedom))
 
 
 def _own_noise(cell: CellValue, table: SeedTable | None) -> tuple[float, float]:
     if table is None or not table.interaction_freedom:
         return cell.error**2, cell.degrees_of_freedom
     parts = [(table.of_interaction / table.seeds, float(table.interaction_freedom))]
+    if not table.alike:
+        parts = [(table.own_variance(cell) / table.seeds, table.seeds - 1.0)]
     if cell.extra_error > 0:
         parts.append((cell.extra_error**2, cell.degrees_of_freedom))
     return summed(parts)

@@ -31,9 +31,11 @@ from scipy.special import ndtr
 from scipy.stats import f as fisher
 from scipy.stats import t as student
 
+from mupscale.analysis.by_fit import seed_optima
 from mupscale.analysis.contrasts import CellValue
 from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import CellAnalysis, analyse, optimum_value
+from mupscale.analysis.fits import FITS
 from mupscale.analysis.flags import NO_OPTIMUM
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.analysis.optima import RECORDED_SPREAD
@@ -144,12 +146,13 @@ def _name(one: Factored) -> str:
     return f"f = 2^{one.log2_factor:.9g}"
 
 
+def _member(one: Factored) -> Member:
+    return Member(label=f"r = {one.r:g}", position=one.r)
+
+
 def _renamed(one: Factored) -> list[Measurement]:
     """The runs with their factor as the rule's name: cells are analysed by factor."""
-    return [
-        replace(run, rule=_name(one), member=Member(label=f"r = {one.r:g}", position=one.r))
-        for run in one.runs
-    ]
+    return [replace(run, rule=_name(one), member=_member(one)) for run in one.runs]
 
 
 # One question
@@ -212,6 +215,8 @@ class _Test:
     "Its optimum, from which distances are measured; None for losses, compared within each r."
     curves: Sequence[_Curve]
     confidence: float
+    pooled: bool = True
+    "Whether spreads of seeds may be pooled where they are alike."
 
     @property
     def swept(self) -> tuple[float, float]:
@@ -232,7 +237,7 @@ class _Test:
         # Optima differ by seed even if these few seeds happen to agree; the recorded spread counts
         # for two degrees of freedom, as in `optima`. Losses have no such record.
         recorded = (RECORDED_SPREAD**2, 2.0) if self.question == "still" else (0.0, 0.0)
-        return SeedBlocks.of(self._blocks, recorded)
+        return SeedBlocks.of(self._blocks, recorded, pooled=self.pooled)
 
     def at(self, gammas: Array, shares: Array | None = None) -> _Sums:
         """Distances from the base's optimum, summed over r with these shares (default: the levers).
@@ -281,6 +286,10 @@ class _Test:
         total = parts.sum(axis=1) + shared
         if not np.isfinite(total).all():
             return total, np.zeros(len(total))
+        if self._seeds is not None and self._seeds.apart is not None:
+            # The fewest degrees of freedom of any part: Satterthwaite's would be too many where
+            # the seeds agree by chance.
+            return total, np.broadcast_to(freedom, total.shape)
         # Satterthwaite's degrees of freedom, as in `optima.summed`, for all γ at once.
         inverse = (
             np.divide(parts**2, alone, out=np.zeros_like(parts), where=alone > 0).sum(axis=1)
@@ -338,6 +347,43 @@ def _located(cell: FactorCell, question: Question) -> CellValue:
     if question == "still":
         return optimum_value(one)
     return CellValue(one.loss, math.inf, 0, one.seed_losses)
+
+
+# Other fits
+
+
+def still_by_fit(
+    tried: Sequence[Factored], *, confidence: float = 0.95
+) -> dict[str, Estimate | None]:
+    """γ for "still" by each of three other fits, to each seed's own runs and without pooling; None
+    where a fit locates too few optima.
+    """
+    first = min(one.r for one in tried)
+    optima = seed_optima([run for one in tried for run in _renamed(one)])
+    found: dict[str, Estimate | None] = {}
+    for fit in FITS:
+        located = {
+            (one.r, one.log2_factor): value
+            for one in sorted(tried, key=lambda one: (one.r, one.log2_factor))
+            if (value := optima.located(fit, (_name(one), _member(one))))
+        }
+        base = next((value for (r, _), value in located.items() if r == first), None)
+        curves = [
+            _line(r, first, {f: value for (own, f), value in located.items() if own == r})
+            for r in sorted({one.r for one in tried} - {first})
+        ]
+        known = [curve for curve in curves if curve is not None]
+        whole = base is not None and len(known) == len(curves)
+        test = _Test("still", base, known, confidence, pooled=False)
+        found[fit] = _still(test) if whole else None
+    return found
+
+
+def _line(r: float, first: float, cells: Mapping[float, CellValue]) -> _Curve | None:
+    if len(cells) < _LEAST["still"]:
+        return None
+    lever = log2_paper_factor(r, first)
+    return _Curve(lever, np.array(list(cells)), tuple(cells.values()), smooth=False)
 
 
 # Solving for γ

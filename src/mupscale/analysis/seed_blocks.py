@@ -5,6 +5,9 @@ their losses, and to a lesser degree their optima, deviate together. So a cell's
 plus the effect of the seed everywhere, in the block, and in the cell (a split plot; Scheffé 1959,
 ch. 8). A comparison within a block is free of the block's effect, and much more precise than one
 between blocks.
+
+As in `contrasts`, variances are pooled only where seeds may lie equally far apart in every cell.
+Elsewhere a sum of cells is one number for each seed, and these numbers give its error.
 """
 
 import math
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mupscale.analysis.contrasts import CellValue
+from mupscale.analysis.contrasts import CellValue, seed_table
 
 Array = NDArray[np.float64]
 
@@ -30,16 +33,23 @@ class SeedBlocks:
     between_freedom: float
     within: float
     within_freedom: float
+    apart: Array | None = None
+    """Distances of the values (cells × seeds) from the means of their cells, if seeds do not lie
+    equally far apart in every cell: then nothing is pooled.
+    """
 
     @staticmethod
     def of(
-        blocks: Sequence[Sequence[CellValue]], recorded: tuple[float, float] = (0.0, 0.0)
+        blocks: Sequence[Sequence[CellValue]],
+        recorded: tuple[float, float] = (0.0, 0.0),
+        *,
+        pooled: bool = True,
     ) -> "SeedBlocks | None":
         """None unless all cells have the same two or more seeds, and each variance a degree of
         freedom.
 
         `recorded` is a variance between blocks from earlier studies, with the degrees of freedom
-        that it counts for.
+        that it counts for. Nothing is pooled unless `pooled`.
         """
         cells = [cell for block in blocks for cell in block]
         seeds = sorted(cells[0].by_seed) if cells else []
@@ -59,12 +69,21 @@ class SeedBlocks:
         variance, counts = recorded
         between = (squares + variance * counts) / (apart + counts) if apart + counts else 0.0
         sizes = tuple(len(table) for table in tables)
-        return SeedBlocks(sizes, len(seeds), between, apart + counts, inside / freedom, freedom)
+        found = seed_table(cells)
+        alike = pooled and (found is None or found.alike)
+        unlike = None if alike else np.concatenate(tables)
+        return SeedBlocks(
+            sizes, len(seeds), between, apart + counts, inside / freedom, freedom, unlike
+        )
 
     def variance(self, weights: Array) -> tuple[Array, Array]:
         """Variance of each row's weighted sum of cells, with its degrees of freedom. The weights of
         a row must add up to 0.
         """
+        if self.apart is not None:
+            by_seed = weights @ self.apart
+            variance = np.square(by_seed).sum(axis=1) / (self.seeds - 1) / self.seeds
+            return variance, np.full(len(weights), self.seeds - 1.0)
         ends = np.cumsum(self.blocks)
         parts = np.split(weights, ends[:-1], axis=1)
         totals = np.stack([part.sum(axis=1) for part in parts], axis=1)

@@ -66,15 +66,24 @@ def claims(*, results: Path = Path("results"), as_json: Json = False) -> None:
     results
         Folder with one folder for each experiment, as in the repository.
     """
-    from mupscale.paper.verdicts import claims_in, summary, table_lines
+    from mupscale.paper.verdicts import (
+        claims_in,
+        counts,
+        definitions,
+        summary,
+        table_lines,
+    )
 
     found = claims_in(results)
     if as_json:
         print_json([asdict(claim) for claim in found])
     elif sys.stdout.isatty():
-        parts = [wrapped(summary(found))]
-        for name, group in itertools.groupby(found, key=lambda claim: claim.experiment):
-            parts += ["", name, *map(_sentence, group)]
+        head, rows = counts(found)
+        parts = [wrapped(summary(found)), "", text_table(head, rows, right=head[1:]), ""]
+        parts += [wrapped(one, "- ", "  ") for one in definitions()]
+        groups = itertools.groupby(found, key=lambda claim: (claim.experiment, claim.kind))
+        for (name, kind), group in groups:
+            parts += ["", f"{name} ({kind})", *map(_sentence, group)]
         show("\n".join(parts))
     else:
         print("\n".join(table_lines(found)))

@@ -208,7 +208,7 @@ def _claims(rows: Slopes, size: FewSteps) -> list[Claim]:
     tiny, gradient = rows.where(quantity="share", eps="tiny"), rows.where(quantity="gradient")
     bare = rows.where(quantity="update", eps="tiny", rule="scaled")
     ends = " to ".join(f"{end(row.theory or 0 for row in fixed):+.2f}" for end in (min, max))
-    claim, one, pair = partial(Claim, EXPERIMENT.name), size.starts, 2 * size.starts
+    claim, one, pair = partial(Claim, EXPERIMENT.name, "first steps"), size.starts, 2 * size.starts
     return [
         claim("Adam's updates decay with width if ε is fixed",
               f"ε0 = {EPSILONS['large']:g}: slope over width of the share of the update that ε "

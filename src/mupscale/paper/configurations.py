@@ -83,6 +83,7 @@ class Configurations(PrintedTable):
         rows = f"{len(PRINTED) - len(wrong)} of {len(PRINTED)} rows"
         tables = Claim(
             experiment=self.name,
+            kind="arithmetic",
             says="The two tables of models: parameters, tokens, batch and iterations of nine "
             "models",
             seen=f"{rows}, {equal_cells(cells)} equal to the printed digit, with a batch of "
@@ -95,6 +96,7 @@ class Configurations(PrintedTable):
         ratios = [int(cell.ours) / int(cell.printed) for cell in batches]
         text = Claim(
             experiment=self.name,
+            kind="arithmetic",
             says=f"The batch is {BATCH_CONSTANTS['printed']}·√tokens sequences of 8192",
             seen=f"gives {equal} of the {len(batches)} batches that the paper's own tables print: "
             f"{min(ratios):.2f} to {max(ratios):.2f} of them, rounded up",

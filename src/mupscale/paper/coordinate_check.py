@@ -127,7 +127,7 @@ def claims(rows: Slopes, results: Mapping[str, CheckResult]) -> Iterator[Claim]:
     flat = _chosen(rows, "mup", "dh")
     says = "Vanilla μP passes the activation check, ‖Δh‖ over r"
     seen, runs = f"{_flat(flat)}: {_slopes(flat)}", len(results["mup"].runs)
-    yield Claim(CoordinateCheck.name, says, seen, runs, flat.as_theory())
+    yield Claim(CoordinateCheck.name, "first steps", says, seen, runs, flat.as_theory())
     paper = ("mup", "Vanilla μP fails", "fail"), ("gqa-mup", "GQA-μP passes", "pass")
     for rule, says, expected in paper:
         shown = [
@@ -137,7 +137,7 @@ def claims(rows: Slopes, results: Mapping[str, CheckResult]) -> Iterator[Claim]:
         verdict = UNDECIDED if found == "inconclusive" else decided(found == expected, True)
         seen = f"{found}; slopes of ‖ΔW‖/‖W0‖: {_slopes(shown)}"
         says, runs = f"{says} the spectral check", len(results[rule].runs)
-        yield Claim(CoordinateCheck.name, says, seen, runs, verdict)
+        yield Claim(CoordinateCheck.name, "first steps", says, seen, runs, verdict)
 
 
 def _slopes(rows: Sequence[SlopeRow]) -> str:

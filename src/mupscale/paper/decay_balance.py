@@ -266,7 +266,8 @@ def _claims(rows: Slopes, size: FewSteps) -> list[Claim]:
     def claim(says: str, seen: str, errors: int, verdict: Judged) -> Claim:
         """Uses the base's runs, and those of its errors at the other widths."""
         runs = len(size.seeds) * (1 + errors * (len(size.values) - 1))
-        return Claim(EXPERIMENT.name, says, f"slope over width of {seen}", runs, verdict)
+        text = f"slope over width of {seen}"
+        return Claim(EXPERIMENT.name, "first steps", says, text, runs, verdict)
 
     right = rows.where(quantity="balance", delta=0.0)
     above = rows.where(lambda of: of["delta"] > 0, quantity="balance")

@@ -208,12 +208,14 @@ def _claims(points: Sequence[NormPoint]) -> Iterator[Claim]:
         off = max(abs(point.mean / point.theory - 1) for point in own)
         span = f"for r = {first.r} to {last.r} at n = {first.width}"
         seen = f"means at most {off:.1%} from theory, {span}"
-        yield Claim(ExpectedNorms.name, says, seen, draws, decided(off < allowed, True))
+        verdict = decided(off < allowed, True)
+        yield Claim(ExpectedNorms.name, "arithmetic", says, seen, draws, verdict)
     ratios = [point.sd / (point.r / 2 / point.width) ** 0.5 for point in expected]
     allowed = 0.05 + 3 / (2 * first.draws) ** 0.5
     verdict = decided(all(abs(ratio - 1) < allowed for ratio in ratios), True)
     words = f"its sd over draws is {min(ratios):.2f} to {max(ratios):.2f} times √(r/2n)"
-    yield Claim(ExpectedNorms.name, "Its spread grows with r", words, draws, verdict)
+    says = "Its spread grows with r"
+    yield Claim(ExpectedNorms.name, "arithmetic", says, words, draws, verdict)
 
 
 EXPERIMENT = ExpectedNorms()

@@ -5,8 +5,16 @@ shared?
 from collections.abc import Iterator
 
 from mupscale.analysis.families import Regret
-from mupscale.paper.claims import Claim, decided
-from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
+from mupscale.paper.claims import Claim, combined, decided
+from mupscale.paper.sweeps import (
+    Sweep,
+    SweepFinding,
+    difference_words,
+    drift_words,
+    less_drift,
+    movement_words,
+    with_ends,
+)
 
 RULES = ("sp", "mup", "complete-p", "gqa-mup")
 
@@ -34,34 +42,34 @@ class GqaAblation(Sweep):
 
     def claims(self, finding: SweepFinding) -> Iterator[Claim]:
         mup, derived = (drift_words(finding, rule) for rule in ("mup", "gqa-mup"))
-        judged = finding.analysis.drift_verdict("mup")
+        judged = [one.movement for one in finding.movements("mup").values()]
         yield Claim(
             self.name,
+            "best rates",
             "Under vanilla μP the best learning rate shifts with r",
-            f"{mup}; {judged.sentence}",
+            f"{mup}; {movement_words(finding, 'mup')} ({finding.seeds} seeds)",
             finding.count("mup"),
-            decided(judged.movement == "moves", judged.movement == "still"),
+            combined([decided(one == "moves", one == "still") for one in judged]),
         )
-        found = finding.comparison("drift", "gqa-mup", "mup")
-        more = f"; gqa-mup drifts {with_ends(found.difference)} further" if found else ""
-        better = found.better if found else None
+        more = [mup, derived, difference_words(finding, "gqa-mup", "mup")]
         yield Claim(
             self.name,
+            "best rates",
             "GQA-μP brings the best learning rates into a much narrower region than vanilla μP",
-            f"{mup}; {derived}{more}",
+            f"{'; '.join(filter(None, more))} ({finding.seeds} seeds)",
             finding.count("mup", "gqa-mup"),
-            decided(better == "gqa-mup", better == "mup"),
+            less_drift(finding, "gqa-mup", "mup"),
         )
         # Vanilla μP lacks more than the key/value factor; complete-p lacks only that.
-        quantities = ("drift", "loss at the optimum")
-        both = [finding.comparison(one, "gqa-mup", "complete-p") for one in quantities]
-        drift, loss = (one.difference if one else None for one in both)
+        found = finding.comparison("loss at the optimum", "gqa-mup", "complete-p")
+        loss = with_ends(found.difference if found else None, 4)
+        drift = difference_words(finding, "gqa-mup", "complete-p") or "no drift known"
         yield Claim(
             self.name,
+            "best rates",
             "What does the key/value factor do by itself (gqa-mup against complete-p, which lacks "
             "only the factor)?",
-            f"drift {with_ends(drift)} further; loss at the optimum {with_ends(loss, 4)} nats "
-            "higher",
+            f"{drift}; loss at the optimum {loss} nats higher ({finding.seeds} seeds)",
             finding.count("gqa-mup", "complete-p"),
             "ours",
         )
@@ -71,7 +79,8 @@ class GqaAblation(Sweep):
             if (lost := regret_at_most_shared(finding, rule))
         ]
         question = "How much loss, in nats, does r = 12 give up at the best learning rate of r = 1?"
-        yield Claim(self.name, question, "; ".join(words) or "not found", finding.count(), "ours")
+        seen = "; ".join(words) or "not found"
+        yield Claim(self.name, "best rates", question, seen, finding.count(), "ours")
 
 
 def regret_at_most_shared(finding: SweepFinding, rule: str) -> Regret | None:

@@ -26,7 +26,7 @@ from mupscale.analysis.families import CellAnalysis
 from mupscale.analysis.spreads import growth_by_chance, sd_growth, sd_of
 from mupscale.checks import CheckResult
 from mupscale.paper import catalogue
-from mupscale.paper.claims import Claim, Verdict, decided
+from mupscale.paper.claims import Claim, Kind, Verdict, by_one_fit, decided
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
 from mupscale.paper.experiment import QUIETLY, Cost, Execution, Findings, Scale
@@ -224,11 +224,12 @@ def _update_claims(noises: Sequence[Noise], runs: int) -> Iterator[Claim]:
 
     grown, held = (chosen(rule, relative=False) for rule in ("gqa-mup", "complete-p"))
     says = "Under gqa-mup, updates get noisier with fewer key/value heads"
-    yield _claim(says, grown, runs, _grows(grown))
-    yield _claim("Without its factor, their noise is held", held, runs, _held(held))
+    yield _claim("first steps", says, grown, runs, _grows(grown))
+    says = "Without its factor, their noise is held"
+    yield _claim("first steps", says, held, runs, _held(held))
     own = chosen("gqa-mup", relative=True)
     question = "Does the relative noise of updates grow as √r, like the initial matrix's √(r/2n)?"
-    yield _claim(question, own, runs, "ours", _like_root(own))
+    yield _claim("first steps", question, own, runs, "ours", _like_root(own))
 
 
 def _trained_claims(noises: Sequence[Noise], runs: int) -> Iterator[Claim]:
@@ -238,11 +239,12 @@ def _trained_claims(noises: Sequence[Noise], runs: int) -> Iterator[Claim]:
         name = quantity.partition(",")[0]
         says = f"Under gqa-mup, the noise of the {name} grows with fewer key/value heads"
         derived = own["gqa-mup"]
-        yield _claim(says, [derived, own["complete-p"]], runs, _grows([derived]))
+        both = [derived, own["complete-p"]]
+        yield _claim("best rates", says, both, runs, by_one_fit(_grows([derived])))
 
 
 def _claim(
-    says: str, noises: Sequence[Noise], runs: int, verdict: Judged, answer: str = ""
+    kind: Kind, says: str, noises: Sequence[Noise], runs: int, verdict: Judged, answer: str = ""
 ) -> Claim:
     seen = "; ".join(
         f"sd of {one.quantity} ({one.rule}) {one.spreads()[0].value:.3g} at r = {one.r[0]}, "
@@ -250,7 +252,8 @@ def _claim(
         f"{signed(one.growth(len(noises)))}, p = {one.chance():.3f}"
         for one in noises
     )
-    return Claim("gqa-noise", says, f"{answer}{seen} ({noises[0].seeds} seeds)", runs, verdict)
+    seen = f"{answer}{seen} ({noises[0].seeds} seeds)"
+    return Claim("gqa-noise", kind, says, seen, runs, verdict)
 
 
 HALF = 0.5
@@ -275,4 +278,4 @@ def _like_root(noises: Sequence[Noise]) -> str:
     if unlike:
         return f"No, a slope of ½ is excluded for the {' and the '.join(unlike)}: "
     grows = all(one.excludes(0) for one in growths.values())
-    return "Yes: " if grows else "Cannot be decided at this scale: "
+    return "Yes: " if grows else "Cannot be decided: "

@@ -4,13 +4,20 @@ of a larger target with r = 4?
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from mupscale.analysis import analyse
+from mupscale.analysis import Estimate, analyse
 from mupscale.analysis.families import Regret
 from mupscale.analysis.measurements import Measurement, Member
-from mupscale.paper.claims import UNDECIDED, Claim, Verdict, decided
-from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
+from mupscale.paper.claims import UNDECIDED, Claim, Verdict, combined, decided
+from mupscale.paper.sweeps import (
+    Sweep,
+    SweepFinding,
+    difference_words,
+    drift_words,
+    less_drift,
+    with_ends,
+)
 
 COINCIDES = 0.25
 """Octaves: two optima nearer than this are the same point of the paper's grid of half powers."""
@@ -47,38 +54,76 @@ class Horizon(Sweep):
             for rule, proxies in found.items()
         )
         together = sum(map(len, found.values()))
+        apart = apart_by_fit(finding, together)
+        separated = ", ".join(
+            f"{fit} {'not located' if one is None else f'{one[0]} and {one[1]}'}"
+            for fit, one in apart.items()
+        )
         yield Claim(
             self.name,
+            "best rates",
             "More proxies find the target's learning rate under GQA-μP (two of four) than under "
             "vanilla μP (one of four)",
-            f"{counts}; {distances}",
+            f"estimates: {counts}; {distances}; proxies that simultaneous intervals separate from "
+            f"the target, under {' and '.join(RULES)}: {separated} ({finding.seeds} seeds)",
             finding.count(*RULES),
-            _judged(*(to_target(finding, rule, together) for rule in RULES)),
+            combined([_judged(one) for one in apart.values()]),
         )
         proxies = seen_over_r(finding)
-        drift = proxies.comparison("drift", "gqa-mup", "mup")
         words = [drift_words(proxies, rule) for rule in finding.rules]
-        if drift is not None:
-            words.append(f"gqa-mup drifts {with_ends(drift.difference)} further than mup")
-        better = drift.better if drift else None
+        words.append(difference_words(proxies, "gqa-mup", "mup"))
         yield Claim(
             self.name,
+            "best rates",
             "GQA-μP reduces the residual dependence on r at this horizon (its own proxies vary "
             "more over r: 0.063 against 0.047)",
-            "; ".join(words),
+            f"{'; '.join(filter(None, words))} ({finding.seeds} seeds)",
             proxies.count(),
-            decided(better == "gqa-mup", better is not None),
+            less_drift(proxies, "gqa-mup", "mup"),
         )
 
 
-def _judged(vanilla: dict[int, Regret], derived: dict[int, Regret]) -> Verdict:
+def _judged(apart: tuple[int, int] | None) -> Verdict:
     """Decided only where simultaneous intervals separate more proxies from the target under one
     rule than under the other.
     """
-    apart = [sum(one.octaves.excludes(0) for one in found.values()) for found in (vanilla, derived)]
-    if not vanilla or not derived:
-        return UNDECIDED
-    return decided(apart[1] < apart[0], apart[1] > apart[0])
+    return UNDECIDED if apart is None else decided(apart[1] < apart[0], apart[1] > apart[0])
+
+
+def apart_by_fit(finding: SweepFinding, together: int) -> dict[str, tuple[int, int] | None]:
+    """How many proxies intervals separate from the target under each rule, by fit; None where a fit
+    does not locate them all. `together` intervals hold simultaneously.
+    """
+    own = [to_target(finding, rule, together) for rule in RULES]
+    found: dict[str, tuple[int, int] | None] = {
+        "one curve": _two([[one.octaves for one in proxies.values()] for proxies in own])
+    }
+    by_rule = [_distances(finding, rule, 1 - 0.05 / max(1, together)) for rule in RULES]
+    for fit in finding.optima_by_fit.by_fit:
+        found[fit] = _two([[proxy[fit] for proxy in proxies] for proxies in by_rule])
+    return found
+
+
+def _two(distances: Sequence[Sequence[Estimate | None]]) -> tuple[int, int] | None:
+    known = [[one for one in own if one is not None] for own in distances]
+    if any(not own or len(own) < len(every) for own, every in zip(known, distances, strict=True)):
+        return None
+    vanilla, derived = (sum(one.excludes(0) for one in own) for own in known)
+    return vanilla, derived
+
+
+def _distances(
+    finding: SweepFinding, rule: str, confidence: float
+) -> list[dict[str, Estimate | None]]:
+    """Of each proxy from the target, by fit."""
+    members = [cell.member for cell in finding.cells(rule)]
+    target = next(one for one in members if _proxy_r(one) is None)
+    optima = finding.optima_by_fit
+    return [
+        optima.contrast({(rule, one): 1, (rule, target): -1}, confidence)
+        for one in members
+        if _proxy_r(one) is not None
+    ]
 
 
 def to_target(finding: SweepFinding, rule: str, together: int = 1) -> dict[int, Regret]:

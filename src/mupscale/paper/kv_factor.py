@@ -12,7 +12,8 @@ are reused.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mupscale import reports
@@ -21,11 +22,13 @@ from mupscale.analysis.exponents import (
     Exponent,
     Exponents,
     FactorCell,
+    Factored,
     fit_exponents,
     log2_paper_factor,
+    still_by_fit,
 )
 from mupscale.errors import OptionError
-from mupscale.paper.claims import Claim
+from mupscale.paper.claims import Claim, combined, decided
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
 from mupscale.paper.experiment import QUIETLY, Cost, Execution, Findings, Scale, refuse_empty
@@ -37,6 +40,8 @@ from mupscale.studies import Study, StudyConfig
 BASE, BASE_RULE = "base", "complete-p"
 BESIDE = "gqa-ablation"
 _ONE_SERVES = 0.05
+# With fewer seeds left, an interval says little of the seed that was left out.
+_LEAST_LEFT = 3
 
 
 class KvFactor(Sweep):
@@ -87,9 +92,9 @@ class KvFactor(Sweep):
                 draw_factors(_panels(found), title=_TITLE), folder / "figures" / "factors", FIGURES
             ),
         ]
-        answers = [_answered(answer) for answer in (found.still, found.loss)]
-        lines = [*shown.lines, *(f"{question}\n  {text}" for question, text in answers)]
-        return Findings(tuple(lines), self._claims(found), (*shown.paths, *paths))
+        claims = self._claims(found, self.tried(scale, folder))
+        lines = [*shown.lines, *(f"{one.says}\n  {one.seen}" for one in claims)]
+        return Findings(tuple(lines), claims, (*shown.paths, *paths))
 
     def claims(self, finding: SweepFinding) -> Iterator[Claim]:
         """None from this study alone: the questions need the runs at r = 1, too."""
@@ -97,10 +102,15 @@ class KvFactor(Sweep):
 
     def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
         refuse_empty(folder, "records.jsonl")
-        return self._claims(self.exponents(scale, folder))
+        tried = self.tried(scale, folder)
+        return self._claims(fit_exponents(tried), tried)
 
     def exponents(self, scale: Scale, folder: Path) -> Exponents:
         """γ, from this folder's runs and those at r = 1."""
+        return fit_exponents(self.tried(scale, folder))
+
+    def tried(self, scale: Scale, folder: Path) -> list[Factored]:
+        """The folder's runs and those at r = 1, by r and factor."""
         base = (
             Study.open(folder / BASE)
             if (folder / BASE / "records.jsonl").exists()
@@ -114,12 +124,25 @@ class KvFactor(Sweep):
         tried = factored([Study.open(folder), base], only={base.config.name: [BASE_RULE]})
         # The ablation has values of r that have no factors here.
         several = {one.r for one in tried if one.log2_factor}
-        return fit_exponents([one for one in tried if one.r == 1 or one.r in several])
+        return [one for one in tried if one.r == 1 or one.r in several]
 
-    def _claims(self, found: Exponents) -> tuple[Claim, ...]:
+    def _claims(self, found: Exponents, tried: Sequence[Factored]) -> tuple[Claim, ...]:
+        fits = still_by_fit(tried)
+        checks = [
+            f"by the other fits: {', '.join(f'{fit} γ {_ends(one)}' for fit, one in fits.items())}",
+            _without_a_seed(tried),
+            _steps(tried),
+        ]
+        still = [
+            *_parts(found.still),
+            *filter(None, checks),
+            _against([found.still.gamma, *fits.values()]),
+        ]
+        loss = [*_parts(found.loss), _against([found.loss.gamma, None])]
         return tuple(
-            Claim(self.name, *_answered(answer), found.runs, "ours")
-            for answer in (found.still, found.loss)
+            Claim(self.name, "best rates", _QUESTIONS[question], seen, found.runs, "ours")
+            for question, parts in (("still", still), ("loss", loss))
+            for seen in [f"{'; '.join(parts)} ({found.seeds} seeds)"]
         )
 
 
@@ -139,8 +162,8 @@ _QUESTIONS = {
 }
 
 
-def _answered(answer: Exponent) -> tuple[str, str]:
-    """The question and its answer."""
+def _parts(answer: Exponent) -> list[str]:
+    """γ from all r and from each r alone, and whether one γ fits both."""
     parts = [
         f"γ {_ends(answer.gamma)}",
         *(f"r = {r:g} alone: {_ends(one)}" for r, one in answer.by_r.items()),
@@ -148,17 +171,58 @@ def _answered(answer: Exponent) -> tuple[str, str]:
     if answer.one_serves is not None:
         fits = "does not fit" if answer.one_serves < _ONE_SERVES else "may fit"
         parts.append(f"one γ {fits} both (p = {answer.one_serves:.2f})")
-    excluded = [
-        name
-        for value, name in ((0.0, "1"), (1.0, "(1 + √r)/2"))
-        if answer.gamma and answer.gamma.excludes(value)
-    ]
-    parts.append(
-        f"excludes f = {' and f = '.join(excluded)}"
-        if excluded
-        else "excludes neither f = 1 nor f = (1 + √r)/2"
+    return parts
+
+
+def _against(by_fit: Sequence[Estimate | None]) -> str:
+    """What the fits say of the two known rules. Only what all of them exclude is excluded; with one
+    fit alone, the others are None.
+
+    >>> _against([Estimate(0, -1, 0.9), Estimate(0, -1, 1.2)])
+    'points against f = (1 + √r)/2, and excludes neither it nor f = 1'
+    >>> _against([Estimate(0.5, 0.2, 0.9), Estimate(0.5, 0.1, 0.8)])
+    'excludes f = 1 and f = (1 + √r)/2'
+    """
+    found = {
+        name: combined([decided(False, one is not None and one.excludes(value)) for one in by_fit])
+        for value, name in ((0.0, "f = 1"), (1.0, "f = (1 + √r)/2"))
+    }
+    excluded = [name for name, verdict in found.items() if verdict == "disagrees"]
+    doubted = [name for name, verdict in found.items() if verdict == "points against"]
+    if excluded:
+        also = f", and points against {doubted[0]}" if doubted else ""
+        return f"excludes {' and '.join(excluded)}{also}"
+    if len(doubted) == 1:
+        other = next(name for name in found if name not in doubted)
+        return f"points against {doubted[0]}, and excludes neither it nor {other}"
+    points = f"points against {' and '.join(doubted)}, but " if doubted else ""
+    return f"{points}excludes neither {' nor '.join(found)}"
+
+
+def _without_a_seed(tried: Sequence[Factored]) -> str:
+    """How far the upper end of γ moves if any one seed is left out."""
+    seeds = sorted({run.seed for one in tried for run in one.runs})
+    if len(seeds) < _LEAST_LEFT + 1:
+        return ""
+    ends: dict[int, float] = {}
+    for seed in seeds:
+        rest = [replace(one, runs=[run for run in one.runs if run.seed != seed]) for one in tried]
+        gamma = fit_exponents(rest).still.gamma
+        ends[seed] = math.inf if gamma is None else gamma.high
+    least, most = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
+    return (
+        f"without one seed, the upper end is between {ends[least]:.2f} (without {least}) and "
+        f"{ends[most]:.2f} (without {most})"
     )
-    return _QUESTIONS[answer.question], "; ".join(parts)
+
+
+def _steps(tried: Sequence[Factored]) -> str:
+    """The length of the runs, if it differs from r to r."""
+    steps = {one.r: run.steps for one in tried for run in one.runs if run.steps}
+    if len(set(steps.values())) < 2:
+        return ""
+    words = ", ".join(f"{steps[r]} at r = {r:g}" for r in sorted(steps))
+    return f"runs are shorter at larger r, which may move the optimum by itself (steps: {words})"
 
 
 def _ends(one: Estimate | None) -> str:

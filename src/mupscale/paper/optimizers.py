@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from mupscale.paper.claims import Claim
-from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
+from mupscale.paper.sweeps import Sweep, SweepFinding, difference_words, drift_words, with_ends
 
 
 class OtherOptimizer(Sweep):
@@ -13,16 +13,17 @@ class OtherOptimizer(Sweep):
 
     def claims(self, finding: SweepFinding) -> Iterator[Claim]:
         words = [drift_words(finding, rule) for rule in ("complete-p", "gqa-mup")]
-        for quantity, digits in (("drift", 2), ("loss at the optimum", 4)):
-            found = finding.comparison(quantity, "gqa-mup", "complete-p")
-            if found is not None:
-                difference = with_ends(found.difference, digits)
-                words.append(f"gqa-mup minus complete-p, {quantity}: {difference}")
+        words.append(difference_words(finding, "gqa-mup", "complete-p"))
+        found = finding.comparison("loss at the optimum", "gqa-mup", "complete-p")
+        if found is not None and finding.whole("gqa-mup", "complete-p"):
+            difference = with_ends(found.difference, 4)
+            words.append(f"gqa-mup minus complete-p, loss at the optimum: {difference}")
         question = (
             f"Is the best learning rate the same for every r under {self.optimizer}, with the "
             "derived factor and without?"
         )
-        yield Claim(self.name, question, "; ".join(words), finding.count(), "ours")
+        seen = f"{'; '.join(filter(None, words))} ({finding.seeds} seeds)"
+        yield Claim(self.name, "best rates", question, seen, finding.count(), "ours")
 
 
 class MuonStudy(OtherOptimizer):

@@ -95,7 +95,7 @@ class Parameterization(PrintedTable):
     def _claim(self, says: str, compared: list[PrintedCell], more: str = "") -> Claim:
         verdict = "agrees" if all(cell.equal for cell in compared) else "disagrees"
         seen = f"{equal_cells(compared)} equal to the derived ones{more}"
-        return Claim(self.name, says, seen, 0, verdict)
+        return Claim(self.name, "arithmetic", says, seen, 0, verdict)
 
     def _readout_claim(self) -> Claim:
         """The text gives the output layer η = 1/n, λ = n; the table η = λ = 1 and multiplier
@@ -106,7 +106,8 @@ class Parameterization(PrintedTable):
         both = f"η = {inline(folded.lr)}, λ = {inline(folded.weight_decay)}"
         says = "Output layer: η = 1/n, λ = n in the text; multiplier 1/n, η = 1, λ = 1 in the table"
         seen = f"with the multiplier folded in: {both}"
-        return Claim(self.name, says, seen, 0, "agrees" if agrees else "disagrees")
+        verdict = "agrees" if agrees else "disagrees"
+        return Claim(self.name, "arithmetic", says, seen, 0, verdict)
 
 
 EXPERIMENT = Parameterization()

@@ -1,7 +1,8 @@
 """Experiments that are studies: run like any other, with the paper's figures and claims on top."""
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import ClassVar
 
 from mupscale import reports
 from mupscale.analysis import Estimate, StudyAnalysis, analyse
-from mupscale.analysis.families import CellAnalysis, Comparison, RuleTransfer
+from mupscale.analysis.by_fit import CellKey, SeedOptima, seed_optima
+from mupscale.analysis.families import CellAnalysis, Comparison, RuleTransfer, drift_weights
 from mupscale.analysis.measurements import Measurement
+from mupscale.analysis.verdicts import DriftVerdict, judge_drift
 from mupscale.paper.catalogue import load
-from mupscale.paper.claims import Claim
+from mupscale.paper.claims import UNDECIDED, Claim, Verdict, combined, decided
 from mupscale.paper.costs import study_cost
 from mupscale.paper.dry_run import validate
 from mupscale.paper.experiment import (
@@ -68,6 +71,60 @@ class SweepFinding:
                 turned = Estimate(-one.difference.value, -one.difference.high, -one.difference.low)
                 return Comparison(quantity, one.unit, first, second, turned, one.better)
         return None
+
+    @cached_property
+    def optima_by_fit(self) -> SeedOptima:
+        """Of each seed, where only the learning rate is searched: a second of work."""
+        return seed_optima([run for run in self.runs if set(run.params) == {"lr"}])
+
+    @property
+    def seeds(self) -> int:
+        return len({run.seed for run in self.runs})
+
+    def whole(self, *rules: str) -> bool:
+        """Whether every model has an optimum under these rules: the others are no fair sample."""
+        return all(
+            (transfer := self.transfer(rule)) is not None
+            and len(transfer.members) == len(self.cells(rule))
+            for rule in rules
+        )
+
+    def drifts_by_fit(self, rule: str) -> dict[str, Estimate | None]:
+        """Of the optimum under a rule, in octaves per doubling, by each of the three fits."""
+        return self.optima_by_fit.contrast(self._weights(rule), self.analysis.confidence)
+
+    def movements(self, rule: str) -> dict[str, DriftVerdict]:
+        """Whether the optimum moves, by the one curve for all seeds and by the three fits."""
+        places = [cell.member.position for cell in self.cells(rule)]
+        known = [place for place in places if place]
+        doublings = math.log2(max(known) / min(known)) if known else 0.0
+        others = {fit: judge_drift(one, doublings) for fit, one in self.drifts_by_fit(rule).items()}
+        return {"one curve": self.analysis.drift_verdict(rule), **others}
+
+    def further_by_fit(self, first: str, second: str) -> dict[str, Estimate | None]:
+        """How much further the optimum moves under one rule than under another, whichever direction
+        each has, by each of the three fits.
+        """
+        own, other = self.drifts_by_fit(first), self.drifts_by_fit(second)
+        found: dict[str, Estimate | None] = {}
+        for fit, one in own.items():
+            against = other[fit]
+            if one is None or against is None:
+                found[fit] = None
+                continue
+            weights = {
+                key: sign * math.copysign(1.0, drift.value) * weight
+                for sign, rule, drift in ((1, first, one), (-1, second, against))
+                for key, weight in self._weights(rule).items()
+            }
+            every = self.optima_by_fit.contrast(weights, self.analysis.confidence)
+            found[fit] = every[fit]
+        return found
+
+    def _weights(self, rule: str) -> dict[CellKey, float]:
+        members = [cell.member for cell in self.cells(rule)]
+        weights = drift_weights(members)
+        return {(rule, one): w for one, w in zip(members, weights or [], strict=False)}
 
     def count(self, *rules: str) -> int:
         """Runs that ended, of these rules or of all."""
@@ -147,11 +204,48 @@ class Sweep(Experiment):
 
 
 def drift_words(finding: SweepFinding, rule: str) -> str:
-    """As "mup: drift -0.02 [-0.09, 0.04] per doubling, sd 0.04 [0.00, 0.12]"."""
+    """As "mup: drift -0.02 [-0.09, 0.04] per doubling (cubic -0.01 [-0.06, 0.04]), sd 0.04 [0.00,
+    0.12]".
+    """
     transfer, count = finding.transfer(rule), len(finding.cells(rule))
     if transfer is None or transfer.mean is None:
         return f"{rule}: no optimum found"
-    located = len(transfer.members)
-    part = f" ({located} of {count} models have an optimum)" if located < count else ""
+    if len(transfer.members) < count:
+        return f"{rule}: no drift known ({len(transfer.members)} of {count} models have an optimum)"
     drift, sd = with_ends(transfer.drift), with_ends(transfer.sd)
-    return f"{rule}: drift {drift} per doubling, sd {sd}{part}"
+    fits = fit_words(finding.drifts_by_fit(rule))
+    return f"{rule}: drift {drift} per doubling ({fits}), sd {sd}"
+
+
+def fit_words(by_fit: Mapping[str, Estimate | None]) -> str:
+    """As "quadratic 0.01 [-0.02, 0.04], cubic not located"."""
+    return ", ".join(
+        f"{fit} {'not located' if one is None else with_ends(one)}" for fit, one in by_fit.items()
+    )
+
+
+def movement_words(finding: SweepFinding, rule: str) -> str:
+    """What each fit says of the movement, with the definition."""
+    own, *others = finding.movements(rule).items()
+    rest = ", ".join(f"{fit} {one.movement}" for fit, one in others)
+    return f"{own[1].sentence}; by the other fits: {rest}"
+
+
+def difference_words(finding: SweepFinding, first: str, second: str) -> str:
+    """How much further the optimum moves under the first rule; empty if that is not known."""
+    found = finding.comparison("drift", first, second)
+    if found is None or not finding.whole(first, second):
+        return ""
+    fits = fit_words(finding.further_by_fit(first, second))
+    return f"{first} drifts {with_ends(found.difference)} further than {second} ({fits})"
+
+
+def less_drift(finding: SweepFinding, first: str, second: str) -> Verdict:
+    """Whether the optimum moves less under the first rule than under the second."""
+    found = finding.comparison("drift", first, second)
+    if found is None or not finding.whole(first, second):
+        return UNDECIDED
+    every = [found.difference, *finding.further_by_fit(first, second).values()]
+    return combined(
+        [UNDECIDED if one is None else decided(one.high < 0, one.low > 0) for one in every]
+    )

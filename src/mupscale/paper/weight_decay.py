@@ -14,7 +14,7 @@ from mupscale.analysis.families import drift_weights
 from mupscale.analysis.measurements import Member
 from mupscale.analysis.slopes import t_quantile
 from mupscale.analysis.surfaces import Surface
-from mupscale.paper.claims import UNDECIDED, Claim, decided
+from mupscale.paper.claims import UNDECIDED, Claim, by_one_fit, decided
 from mupscale.paper.sweeps import Sweep, SweepFinding, drift_words, with_ends
 from mupscale.text import text_table
 
@@ -79,6 +79,7 @@ class WeightDecay(DecaySweep):
         words = ", ".join(f"{rule} {found[rule]['weight_decay']:.2f}" for rule in ordered)
         yield Claim(
             self.name,
+            "best rates",
             "In the paper's table the best decay varies least under SP (0.383), contrary to its "
             "text",
             f"variance of log2 of the best decay over sizes, without interval: {words}",
@@ -91,8 +92,22 @@ class WeightDecay(DecaySweep):
             "Where decay hardly matters (the weaker half of the decays), is the best learning rate "
             "the same at every size?"
         )
-        seen = f"octaves per doubling of parameters: {words}"
-        yield Claim(self.name, question, seen, weak.count(), "ours")
+        seen = f"octaves per doubling of parameters: {words}; {_lengths(finding)}"
+        yield Claim(self.name, "best rates", question, seen, weak.count(), "ours")
+
+
+def _lengths(finding: SweepFinding) -> str:
+    """Nothing but size differs in a fair comparison of sizes; here the length of the run does."""
+    steps = {run.member: run.steps for run in finding.runs if run.steps}
+    ordered = sorted(steps, key=lambda member: member.position or 0.0)
+    grown = ", ".join(f"{member.label} {steps[member]}" for member in ordered)
+    seeds = f"{finding.seeds} seed{'' if finding.seeds == 1 else 's'}"
+    if len(set(steps.values())) < 2:
+        return seeds
+    return (
+        f"{seeds}; batch, warmup and steps grow with the size as well (steps: {grown}), so that "
+        "this is not the effect of size alone"
+    )
 
 
 @dataclass(frozen=True)
@@ -137,11 +152,12 @@ def compared(experiment: str, finding: SweepFinding, name: str, against: str, sa
     difference = further(other.estimate, scaled.estimate, finding.analysis.confidence)
     verdict = UNDECIDED
     if difference is not None and difference.excludes(0):
-        verdict = decided(difference.value > 0, True)
+        verdict = by_one_fit(decided(difference.value > 0, True))
     words = ", ".join(f"{one.rule} {with_ends(one.estimate)}" for one in (other, scaled))
     more = "" if difference is None else f"; {against} moves {with_ends(difference)} further"
     seen = f"drift of log2 {name}, octaves per doubling of parameters: {words}{more}"
-    return Claim(experiment, says, seen, finding.count(against, "complete-p"), verdict)
+    runs = finding.count(against, "complete-p")
+    return Claim(experiment, "best rates", says, seen, runs, verdict)
 
 
 def further(first: Estimate | None, second: Estimate | None, confidence: float) -> Estimate | None:

@@ -252,10 +252,11 @@ class Width(Experiment):
                 base=base, target=target, rule=answer.rule, reference=found.reference,
                 span=answer.question.removeprefix("drift, "),
             )  # fmt: skip
-            yield Claim(self.name, says, _seen(answer), found.ended, "ours")
+            yield Claim(self.name, "best rates", says, _seen(answer), found.ended, "ours")
         count, share = self.tuning_share(scale)
         yield Claim(
             self.name,
+            "arithmetic",
             f"What does tuning at width {base} cost, as a share of one run at width {target}?",
             f"{share:.1%} of its operations, for all {count} runs at width {base}",
             found.base.ended,

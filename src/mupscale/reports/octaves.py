@@ -18,8 +18,8 @@ def power_of_two(exponent: float) -> str:
     return "2" + f"{exponent:g}".translate(SUPERSCRIPTS)
 
 
-def octave_ticks(limits: Limits) -> list[float]:
-    """At most six ticks: whole powers of two, or halves and quarters on a short axis.
+def octave_ticks(limits: Limits, most: int = 6) -> list[float]:
+    """At most `most` ticks: whole powers of two, or halves and quarters on a short axis.
 
     >>> octave_ticks((-8.2, -3.8)), octave_ticks((-6.6, -5.9)), octave_ticks((-20, 7))
     ([-8, -7, -6, -5, -4], [-6.5, -6.25, -6.0], [-20, -15, -10, -5, 0, 5])
@@ -29,7 +29,7 @@ def octave_ticks(limits: Limits) -> list[float]:
         ticks = [
             step * count for count in range(math.ceil(low / step), math.floor(high / step) + 1)
         ]
-        if len(ticks) <= 6 and (step >= 1 or high - low < 2):
+        if len(ticks) <= most and (step >= 1 or high - low < 2):
             return ticks
     return [low, high]
 
