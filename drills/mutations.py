@@ -331,13 +331,13 @@ def _run_pytest(
 class Tree:
     """A copy of src and tests, with links to the rest of the repository."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, source: Path = ROOT) -> None:
         self.folder, self._time = folder, 1_000_000_000
         ignored = shutil.ignore_patterns("__pycache__")
-        for entry in ROOT.iterdir():
+        for entry in source.iterdir():
             if entry.name in ("src", "tests"):
                 shutil.copytree(entry, folder / entry.name, ignore=ignored)
-            elif entry.name not in (".git", "runs"):
+            elif entry.name not in (".git", "runs", "tracing"):
                 (folder / entry.name).symlink_to(entry)
         (folder / "tracing").mkdir()
         (folder / "tracing/sitecustomize.py").write_text(TRACER)
@@ -418,8 +418,10 @@ class Drill:
             key, *outcome = json.loads(line)
             self.outcomes[key] = outcome[0], outcome[1]
         self.texts: dict[str, str] = {}
-        for path in (ROOT / "tests").rglob("test_*.py"):
-            self.texts |= texts_of(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT)))
+        self.source = trees[0].folder  # the repository itself may be edited meanwhile
+        for path in (self.source / "tests").rglob("test_*.py"):
+            file = str(path.relative_to(self.source))
+            self.texts |= texts_of(path.read_text(encoding="utf-8"), file)
 
     @contextlib.contextmanager
     def _tree(self) -> Iterator[Tree]:
@@ -433,19 +435,20 @@ class Drill:
         return self.texts.get("::".join(test.split("::")[:2]), "")  # "": a doctest of src
 
     def coverage(self, room: str) -> Coverage:
-        tests = sorted((ROOT / "tests" / room).glob("test_*.py"))
-        targets = [*(str(path.relative_to(ROOT)) for path in tests), f"src/mupscale/{room}"]
+        tests = sorted((self.source / "tests" / room).glob("test_*.py"))
+        targets = [*(str(path.relative_to(self.source)) for path in tests), f"src/mupscale/{room}"]
         outputs = {target: self._output(target) for target in targets}
         missing = {target: output for target, output in outputs.items() if not output.exists()}
         if missing:
             with tempfile.TemporaryDirectory() as folder:
-                tree = Tree(Path(folder))
+                tree = Tree(Path(folder), self.source)
                 tree.trace_()
                 list(self.pool.map(tree.trace_of, missing, missing.values()))
         return Coverage(list(outputs.values()))
 
     def _output(self, target: str) -> Path:
-        text = (ROOT / target).read_text(encoding="utf-8") if target.endswith(".py") else ""
+        path = self.source / target
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
         return self.folder / f"{target.replace('/', '-')}-{_digest(text)}.jsonl"
 
     def outcome(self, mutant: Mutant, coverage: Coverage) -> str:
@@ -513,7 +516,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         new_folder = tempfile.TemporaryDirectory
         places = [stack.enter_context(new_folder()) for _ in range(options.workers)]
-        # Read now, with the copies: the source may be edited while the drill runs.
+        # Now, with the copies: the source may be edited while the drill runs.
         mutants = {room: mutants_in(room) for room in options.rooms}
         drill = Drill(folder, [Tree(Path(place)) for place in places], options.seconds)
         ended: dict[Mutant, str] = {}

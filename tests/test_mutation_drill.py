@@ -3,6 +3,7 @@
 import ast
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,8 +129,8 @@ def test_every_function_of_a_traced_file_says_that_it_was_called(monkeypatch):
 class Copy:
     """In place of a copy of the repository: the tests named in `failing` kill every mutant."""
 
-    def __init__(self, *failing: str) -> None:
-        self.failing, self.ran = failing, list[str]()
+    def __init__(self, folder: Path, failing: Collection[str]) -> None:
+        self.folder, self.failing, self.ran = folder, failing, list[str]()
 
     def outcome(self, mutant: Mutant, tests: list[str], timeout: float):
         self.ran = list(tests)
@@ -148,7 +149,7 @@ def outcome(tmp_path):
             {"test": f"{test} (call)", "child": False, "file": "f.py", "line": 3} for test in texts
         ]
         trace.write_text("\n".join(map(json.dumps, [*lines, *calls])))
-        tree = Copy(*failing)
+        tree = Copy(tmp_path, failing)
         drill = Drill(tmp_path, [tree], 60)  # type: ignore[list-item]
         drill.texts = texts
         return drill.outcome(MUTANT, Coverage([trace])), sorted(tree.ran)
