@@ -3,9 +3,10 @@
 The rooms are theory, planning, analysis and studies. A mutant flips a comparison or `and`/`or`,
 swaps an arithmetic operator, changes a number, drops a `not`, negates a condition, removes a
 keyword argument or replaces a return value. It runs in a temporary copy, against tests/ROOM and the
-doctests of src/mupscale/ROOM. It is killed when a test fails or runs out of time.
+doctests of src/mupscale/ROOM. It is killed when a test fails or runs out of time. At the end all
+tests that killed a mutant run once more without any mutation, and have to pass.
 
-First each test file runs once with a tracer that records which functions each test calls, in
+First each test file runs once in a copy in which each function records which test calls it, in
 child processes too. A mutant then runs the tests that call its function, fastest first, followed by
 other tests of the same source file, up to `--seconds` of test time.
 
@@ -17,8 +18,10 @@ Why not a library: mutmut 3.8 always runs every mutant, leaves constants outside
 and mutates the text of messages; cosmic-ray 8.7 has one test command for all files and neither
 removes keyword arguments nor replaces return values.
 
-Results are kept in runs/mutations/DIGEST, where DIGEST depends on src and tests. The same command
-continues an interrupted drill.
+Results are kept in runs/mutations/DIGEST, where DIGEST depends on src and on what the tests share.
+The same command continues an interrupted drill. After you add a test it traces only that test's
+file, and tries survivors again with the tests that they have not met. A kill holds as long as the
+test that failed is unchanged.
 """
 
 import argparse
@@ -26,19 +29,21 @@ import ast
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
-import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("theory", "planning", "analysis", "studies")
@@ -55,6 +60,13 @@ SWAPPED = {
     ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult,
 }  # fmt: skip
 
+KILLED, TIMED_OUT, SURVIVED = "killed", "timed out", "survived"
+NOT_CALLED = "survived, called by no test"
+FIRST = ""
+
+# No test can notice these: (file, line of source, change) → why.
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -62,6 +74,8 @@ class Mutant:
 
     file: str
     line: int
+    source: str
+    "The line, without the space around it."
     function: int
     "First line of the enclosing function, 0 outside of functions."
     start: int
@@ -73,6 +87,11 @@ class Mutant:
     @property
     def place(self) -> str:
         return f"{self.file.removeprefix('src/mupscale/')}:{self.line}"
+
+    @property
+    def equivalent(self) -> str:
+        """Why no test can notice it, "" if one should."""
+        return EQUIVALENT.get((self.place.rpartition(":")[0], self.source, self.what), "")
 
 
 def changes(node: ast.AST) -> Iterator[ast.expr]:
@@ -134,6 +153,7 @@ def mutants_of(text: str, file: str) -> Iterator[Mutant]:
     """
     source = text.encode()
     lines = [0, *(place + 1 for place, byte in enumerate(source) if byte == ord("\n"))]
+    texts = text.split("\n")
 
     def mutant(node: ast.expr, new: ast.expr, function: int) -> Mutant:
         start = lines[node.lineno - 1] + node.col_offset
@@ -143,13 +163,14 @@ def mutants_of(text: str, file: str) -> Iterator[Mutant]:
         if isinstance(node, ast.Call) and isinstance(new, ast.Call):
             (removed,) = {one.arg for one in node.keywords} - {one.arg for one in new.keywords}
             what = f"{ast.unparse(node.func)}(…) without {removed}"
-        return Mutant(file, node.lineno, function, start, end, old, changed, what[:120])
+        words = texts[node.lineno - 1].strip()
+        return Mutant(file, node.lineno, words, function, start, end, old, changed, what[:120])
 
     def below(node: ast.AST, function: int) -> Iterator[Mutant]:
         if _is_quiet(node):
             return
         if isinstance(node, ast.FunctionDef):
-            function = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            function = _first_line(node)
         if isinstance(node, ast.Return) and node.value and not isinstance(node.value, ast.Constant):
             yield mutant(node.value, ast.Constant(None), function)
         condition = node.test if isinstance(node, ast.If | ast.While) else None
@@ -165,42 +186,83 @@ def mutants_of(text: str, file: str) -> Iterator[Mutant]:
     yield from below(ast.parse(text), 0)
 
 
-def sampled(room: str, count: int, seed: int) -> list[Mutant]:
-    """A sample of a room's mutants, the same for the same source and seed."""
+def mutants_in(room: str) -> list[Mutant]:
     files = sorted((ROOT / "src/mupscale" / room).rglob("*.py"))
     texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}
-    found = [mutant for file, text in texts.items() for mutant in mutants_of(text, file)]
-    return random.Random(f"{room} {seed}").sample(found, min(count, len(found)))
+    return [mutant for file, text in texts.items() for mutant in mutants_of(text, file)]
+
+
+def sampled(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """A random sample that hardly changes when other lines of the source do."""
+    earlier: Counter[tuple[str, str, str]] = Counter()
+    ranked: list[tuple[str, int]] = []
+    for place, one in enumerate(mutants):
+        change = one.file, one.old, one.new
+        ranked.append((_digest(repr((seed, earlier[change], *change))), place))
+        earlier[change] += 1
+    return [mutants[place] for _, place in sorted(ranked)[:count]]
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def texts_of(text: str, file: str) -> dict[str, str]:
+    """A digest of each test of a file, with all that the tests of the file share but imports."""
+    body = ast.parse(text).body
+    tests = [node for node in body if getattr(node, "name", "").lower().startswith("test")]
+    shared = [
+        ast.dump(node)
+        for node in body
+        if node not in tests and not isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    return {f"{file}::{test.name}": _digest(*shared, ast.dump(test)) for test in tests}  # type: ignore[attr-defined]
 
 
 # Python imports this at the start of every process, and pytest loads it as a plugin. Each function
 # is written when a test first calls it, so that a process that is killed loses nothing.
 TRACER = '''"""PYTEST_DONT_REWRITE"""
-import json, os, sys, threading
+import json, os
 
 if "TRACE_FILE" in os.environ:
     output = os.open(os.environ["TRACE_FILE"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    package, known = os.environ["TRACE_PACKAGE"], set()
-    main = os.environ.setdefault("TRACE_PROCESS", str(os.getpid()))
+    main, known = os.environ.setdefault("TRACE_PROCESS", str(os.getpid())), set()
 
     def write(**line):
         os.write(output, (json.dumps(line) + "\\n").encode())
 
-    def note(frame, event, argument):
-        code = frame.f_code
-        if code.co_filename.startswith(package):  # only calls: no local trace is returned
-            test = os.environ.get("PYTEST_CURRENT_TEST", "")
-            if (test, code) not in known:
-                known.add((test, code))
-                write(test=test, child=str(os.getpid()) != main, line=code.co_firstlineno,
-                      file=code.co_filename[len(package):])
-
-    threading.settrace(note)
-    sys.settrace(note)
+    def called(file, line):
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        if (test, file, line) not in known:
+            known.add((test, file, line))
+            write(test=test, child=str(os.getpid()) != main, file=file, line=line)
 
     def pytest_runtest_logreport(report):
         write(report=report.nodeid, seconds=report.duration, failed=report.failed)
 '''
+
+
+def traced(text: str, file: str) -> str:
+    """The source with a call of the tracer in each function.
+
+    It costs less than `sys.settrace`, which sees every call in every library.
+
+    >>> print(traced("def f(): return 1", "f.py"))
+    def f():
+        __import__('sitecustomize').called('f.py', 1)
+        return 1
+    """
+    module = ast.parse(text)
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef):
+            call = f"__import__('sitecustomize').called({file!r}, {_first_line(node)})"
+            after_docstring = 0 if ast.get_docstring(node) is None else 1
+            node.body[after_docstring:after_docstring] = ast.parse(call).body
+    return ast.unparse(module)
+
+
+def _first_line(node: ast.FunctionDef) -> int:
+    return min([node.lineno, *(one.lineno for one in node.decorator_list)])
 
 
 class Coverage:
@@ -242,58 +304,97 @@ class Coverage:
         return chosen
 
 
+# Tests run in children of a process that has imported what takes long, but nothing of ours.
+PROCESSES = multiprocessing.get_context("forkserver")
+PRELOADED = ["pytest", "sympy", "scipy.stats", "scipy.optimize", "torch", "optuna"]
+
+
+def _run_pytest(
+    folder: str, arguments: Sequence[str], environment: dict[str, str], failed: Connection
+) -> None:
+    class Report:
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.failed:
+                failed.send(report.nodeid.partition("[")[0])
+
+    os.setsid()
+    os.chdir(folder)
+    sys.dont_write_bytecode = False
+    os.environ.update(environment)
+    sys.path[:0] = environment["PYTHONPATH"].split(":")
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    status = pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=[Report()])
+    os._exit(status)  # whatever the tests left running
+
+
 class Tree:
     """A copy of src and tests, with links to the rest of the repository."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, source: Path = ROOT) -> None:
         self.folder, self._time = folder, 1_000_000_000
         ignored = shutil.ignore_patterns("__pycache__")
-        for entry in ROOT.iterdir():
+        for entry in source.iterdir():
             if entry.name in ("src", "tests"):
                 shutil.copytree(entry, folder / entry.name, ignore=ignored)
-            elif entry.name not in (".git", "runs"):
+            elif entry.name not in (".git", "runs", "tracing"):
                 (folder / entry.name).symlink_to(entry)
         (folder / "tracing").mkdir()
         (folder / "tracing/sitecustomize.py").write_text(TRACER)
 
-    def pytest(self, arguments: Sequence[str], timeout: float | None, **more: str) -> int | None:
-        """The exit status, None after the time limit."""
-        paths = f"{self.folder}/src:{self.folder}/tracing"
-        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **more}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-        process = subprocess.Popen(
-            command, cwd=self.folder, env=environment, start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            return process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # the tests' own children too
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    def pytest(
+        self, arguments: Sequence[str], timeout: float | None, **more: str
+    ) -> tuple[int | None, list[str]]:
+        """The exit status, None after the time limit, and the tests that failed."""
+        environment = {"PYTHONPATH": f"{self.folder}/src:{self.folder}/tracing", **more}
+        receiver, sender = PROCESSES.Pipe(duplex=False)
+        what = str(self.folder), arguments, environment, sender
+        process = PROCESSES.Process(target=_run_pytest, args=what)
+        process.start()
+        sender.close()
+        process.join(timeout)
+        status = process.exitcode
+        with contextlib.suppress(ProcessLookupError):  # the tests' own children too
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        failed: list[str] = []
+        with contextlib.suppress(EOFError):
+            while receiver.poll():
+                failed.append(receiver.recv())
+        return status, failed
 
-    def trace(self, target: str, output: Path) -> None:
+    def trace_(self) -> None:
+        """Make each function record which test calls it."""
+        for path in (one for room in ROOMS for one in self._sources(room)):
+            file = str(path.relative_to(self.folder))
+            self._write(path, traced(path.read_text(encoding="utf-8"), file).encode())
+
+    def _sources(self, room: str) -> Iterator[Path]:
+        return (self.folder / "src/mupscale" / room).rglob("*.py")
+
+    def trace_of(self, target: str, output: Path) -> Path:
         part = output.with_suffix(".part")
         part.unlink(missing_ok=True)
-        more = {"TRACE_FILE": str(part), "TRACE_PACKAGE": f"{self.folder}/"}
-        status = self.pytest([target, "-p", "sitecustomize"], None, **more)
+        status, _ = self.pytest([target, "-p", "sitecustomize"], None, TRACE_FILE=str(part))
         if status not in (0, 1):
             sys.exit(f"pytest {target} ended with status {status} before any mutation")
-        part.rename(output)
+        return part.rename(output)
 
-    def outcome(self, mutant: Mutant, tests: Sequence[str], timeout: float) -> str:
-        if not tests:
-            return "survived, called by no test"
+    def outcome(
+        self, mutant: Mutant, tests: Sequence[str], timeout: float
+    ) -> tuple[str, Sequence[str]]:
+        """How it ended, and the tests that show it: the one that failed, or all."""
         path = self.folder / mutant.file
         source = path.read_bytes()
         new = source[: mutant.start] + f"({mutant.new})".encode() + source[mutant.end :]
         try:
             self._write(path, new)
-            return "survived" if self.pytest(["-x", *tests], timeout) == 0 else "killed"
+            status, failed = self.pytest(["-x", *tests], timeout)
         finally:
             self._write(path, source)
+        if status == 0:
+            return SURVIVED, tests
+        return (TIMED_OUT, tests) if status is None else (KILLED, failed[:1] or tests)
 
     def _write(self, path: Path, source: bytes) -> None:
         """With a new time: Python takes compiled code of the same time and size as current."""
@@ -311,73 +412,145 @@ class Drill:
         for tree in trees:
             self.trees.put(tree)
         self.outcomes_file.touch()
-        self.outcomes: dict[str, str] = {}
+        # Mutant → how it ended, and each test that shows it with the digest of its text.
+        self.outcomes: dict[str, tuple[str, dict[str, str]]] = {}
         for line in self.outcomes_file.read_text(encoding="utf-8").splitlines():
-            self.outcomes |= json.loads(line)
+            key, *outcome = json.loads(line)
+            self.outcomes[key] = outcome[0], outcome[1]
+        self.texts: dict[str, str] = {}
+        self.source = trees[0].folder  # the repository itself may be edited meanwhile
+        for path in (self.source / "tests").rglob("test_*.py"):
+            file = str(path.relative_to(self.source))
+            self.texts |= texts_of(path.read_text(encoding="utf-8"), file)
+
+    @contextlib.contextmanager
+    def _tree(self) -> Iterator[Tree]:
+        tree = self.trees.get()
+        try:
+            yield tree
+        finally:
+            self.trees.put(tree)
+
+    def text(self, test: str) -> str:
+        return self.texts.get("::".join(test.split("::")[:2]), "")  # "": a doctest of src
 
     def coverage(self, room: str) -> Coverage:
-        tests = sorted((ROOT / "tests" / room).glob("test_*.py"))
-        targets = [*(str(path.relative_to(ROOT)) for path in tests), f"src/mupscale/{room}"]
-        return Coverage(list(self.pool.map(self._trace, targets)))
+        tests = sorted((self.source / "tests" / room).glob("test_*.py"))
+        targets = [*(str(path.relative_to(self.source)) for path in tests), f"src/mupscale/{room}"]
+        outputs = {target: self._output(target) for target in targets}
+        missing = {target: output for target, output in outputs.items() if not output.exists()}
+        if missing:
+            with tempfile.TemporaryDirectory() as folder:
+                tree = Tree(Path(folder), self.source)
+                tree.trace_()
+                list(self.pool.map(tree.trace_of, missing, missing.values()))
+        return Coverage(list(outputs.values()))
 
-    def _trace(self, target: str) -> Path:
-        output = self.folder / f"{target.replace('/', '-')}.jsonl"
-        if not output.exists():
-            tree = self.trees.get()
-            tree.trace(target, output)
-            self.trees.put(tree)
-        return output
+    def _output(self, target: str) -> Path:
+        path = self.source / target
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        return self.folder / f"{target.replace('/', '-')}-{_digest(text)}.jsonl"
 
     def outcome(self, mutant: Mutant, coverage: Coverage) -> str:
         key = json.dumps(asdict(mutant))
-        if key not in self.outcomes:
-            tests, tree = coverage.tests_for(mutant, self.seconds), self.trees.get()
-            spent = sum(coverage.seconds[test] for test in tests)
-            self.outcomes[key] = tree.outcome(mutant, tests, 60 + 5 * spent)
-            self.trees.put(tree)
-            with self.outcomes_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({key: self.outcomes[key]}) + "\n")
-            line = f"{self.outcomes[key]}: {mutant.place}: {mutant.what}"
-            print(line, file=sys.stderr, flush=True)
-        return self.outcomes[key]
+        end, shown = self.outcomes.get(key, (SURVIVED, {}))
+        held = [test for test, text in shown.items() if self.text(test) == text]
+        if end != SURVIVED and len(held) == len(shown):
+            return end
+        passed = set(held) if end == SURVIVED else set()
+        tests = [test for test in coverage.tests_for(mutant, self.seconds) if test not in passed]
+        if not tests:
+            return SURVIVED if passed else NOT_CALLED
+        spent = sum(coverage.seconds[test] for test in tests)
+        with self._tree() as tree:
+            end, tests = tree.outcome(mutant, tests, 60 + 5 * spent)
+        show = [*passed, *tests] if end == SURVIVED else tests
+        self.outcomes[key] = end, {test: self.text(test) for test in show}
+        with self.outcomes_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([key, *self.outcomes[key]]) + "\n")
+        print(f"{end}: {mutant.place}: {mutant.what}", file=sys.stderr, flush=True)
+        return end
+
+    def killers(self, mutants: Sequence[Mutant]) -> list[str]:
+        """The tests that killed these mutants."""
+        outcomes = [self.outcomes.get(json.dumps(asdict(mutant))) for mutant in mutants]
+        return sorted({test for one in outcomes if one and one[0] == KILLED for test in one[1]})
+
+    def failing(self, tests: Sequence[str]) -> list[str]:
+        """Those of these tests that fail without any mutation."""
+        if not tests:
+            return []
+        with self._tree() as tree:
+            status, failed = tree.pytest(tests, None)
+        return failed or ([f"pytest, with status {status}"] if status else [])
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
     option("--rooms", nargs="+", default=ROOMS, choices=ROOMS, help="Rooms to mutate.")
-    option("--mutants", type=int, default=60, help="Mutants per room (default: 60).")
+    option("--mutants", type=int, default=40, help="Mutants per room (default: 40).")
     option("--seed", type=int, default=0, help="Seed of the sample (default: 0).")
     option("--only", default="", help="Only mutants of the sample whose FILE:LINE contains this.")
-    option("--seconds", type=float, default=120, help="Test time per mutant (default: 120).")
+    option("--seconds", type=float, default=60, help="Test time per mutant (default: 60).")
     option("--workers", type=int, default=os.cpu_count(), help="Default: one per core.")
     options = parser.parse_args()
-    sources = sorted(path for top in ("src", "tests") for path in (ROOT / top).rglob("*.py"))
-    digest = hashlib.sha256(b"".join(str(path).encode() + path.read_bytes() for path in sources))
-    folder = ROOT / "runs/mutations" / digest.hexdigest()[:12]
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each copy is compiled once
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # as tests/conftest.py
+    PROCESSES.set_forkserver_preload(PRELOADED)
+    paths = sorted(path for top in ("src", "tests") for path in (ROOT / top).rglob("*.py"))
+    shared = [path for path in paths if not path.name.startswith("test_")]
+    texts = (f"{one.relative_to(ROOT)}\n{one.read_text(encoding='utf-8')}" for one in shared)
+    folder = ROOT / "runs/mutations" / _digest(*texts)
     folder.mkdir(parents=True, exist_ok=True)
-    notes: list[str] = []
-    print(f"{'room':<10}{'mutants':>9}{'killed':>8}{'survived':>10}{'score':>8}", flush=True)
+    print(
+        f"{options.mutants} mutants per room, sampled with seed {options.seed}; each meets the "
+        f"tests of its room that call its function\nor file, up to {options.seconds:g} seconds\n\n"
+        f"{'room':<10}{'mutants':>9}{'sampled':>9}{'killed':>8}{'equivalent':>12}{'survived':>10}"
+        f"{'score':>8}",
+        flush=True,
+    )
     with contextlib.ExitStack() as stack:
         new_folder = tempfile.TemporaryDirectory
         places = [stack.enter_context(new_folder()) for _ in range(options.workers)]
+        # Now, with the copies: the source may be edited while the drill runs.
+        mutants = {room: mutants_in(room) for room in options.rooms}
         drill = Drill(folder, [Tree(Path(place)) for place in places], options.seconds)
-        # Sampled now, from the source that was copied: it may be edited while the drill runs.
-        samples = {room: sampled(room, options.mutants, options.seed) for room in options.rooms}
-        for room, sample in samples.items():
+        ended: dict[Mutant, str] = {}
+        failing: set[str] = set()
+        for room, found in mutants.items():
+            sample = sampled(found, options.mutants, options.seed)
+            sample = [mutant for mutant in sample if options.only in mutant.place]
             coverage = drill.coverage(room)
-            mutants = [mutant for mutant in sample if options.only in mutant.place]
-            outcomes = list(drill.pool.map(lambda one: drill.outcome(one, coverage), mutants))  # noqa: B023
-            killed, count = outcomes.count("killed"), len(mutants)
-            score = f"{killed / max(1, count):.0%}"
-            print(f"{room:<10}{count:>9}{killed:>8}{count - killed:>10}{score:>8}", flush=True)
-            notes += [f"left out, fails without mutation: {test}" for test in coverage.failed]
-            pairs = zip(mutants, outcomes, strict=True)
-            notes += [f"{end}: {one.place}: {one.what}" for one, end in pairs if end != "killed"]
-    print("", *notes, sep="\n")
+            tried = [mutant for mutant in sample if not mutant.equivalent]
+            outcomes = drill.pool.map(lambda one: drill.outcome(one, coverage), tried)  # noqa: B023
+            ended |= dict(zip(tried, outcomes, strict=True))
+            ended |= {mutant: "equivalent" for mutant in sample if mutant.equivalent}
+            failing |= coverage.failed | set(drill.failing(drill.killers(tried)))
+            print(_row(room, len(found), [ended[mutant] for mutant in sample]), flush=True)
+    count = sum(map(len, mutants.values()))
+    print(_row("all", count, list(ended.values())), end="\n\n")
+    for mutant, end in ended.items():
+        if end != KILLED:
+            reason = f": {mutant.equivalent}" if mutant.equivalent else ""
+            print(f"{end}: {mutant.place}: {mutant.what}{reason}")
+    for test in sorted(failing):
+        print(f"fails without mutation: {test}")
+    print(f"\nscore: the killed among those that are not equivalent\n{FIRST}")
+    return 1 if failing else 0
+
+
+def _row(room: str, count: int, ends: Sequence[str]) -> str:
+    killed, equivalent = ends.count(KILLED) + ends.count(TIMED_OUT), ends.count("equivalent")
+    able = len(ends) - equivalent
+    return (
+        f"{room:<10}{count:>9}{len(ends):>9}{killed:>8}{equivalent:>12}{able - killed:>10}"
+        f"{killed / max(1, able):>8.0%}"
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

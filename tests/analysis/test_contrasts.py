@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from mupscale.analysis.contrasts import CellValue, member_noise, seed_table, spread_of_members
+from mupscale.analysis.contrasts import (
+    CellValue,
+    contrast,
+    member_noise,
+    seed_table,
+    spread_of_members,
+)
+from mupscale.analysis.estimates import Estimate
 
 
 @pytest.mark.parametrize("freedom", [4, 20])
@@ -49,3 +56,13 @@ def test_what_a_seed_does_everywhere_is_no_noise_between_members() -> None:
     assert freedom == 28
     alone, _ = member_noise(cells, None)
     assert alone == pytest.approx(1.0)
+
+
+def test_one_degree_of_freedom_bounds_a_contrast_and_none_does_not() -> None:
+    def difference(freedom: float) -> Estimate:
+        cells = [CellValue(value, 0.1, freedom, {}) for value in (3.0, 1.0)]
+        return contrast(cells, [1.0, -1.0], None, 0.95)
+
+    # Two errors of 0.1 with one degree of freedom each: Student's t with two, by Satterthwaite.
+    assert difference(1).high - 2 == pytest.approx(4.302653 * 0.1 * math.sqrt(2))
+    assert difference(0).high == math.inf

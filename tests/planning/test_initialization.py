@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import mupscale as mu
-from mupscale.errors import OptionError, PlanMismatchError, UnknownNameError
+from mupscale.errors import NotExactError, OptionError, PlanMismatchError, UnknownNameError
 from mupscale.models import GPT, GPTConfig
 from mupscale.planning.initialization import initialize
 from mupscale.theory import RULES
@@ -277,3 +277,29 @@ def test_hooks_do_not_hide_from_the_next_plan_what_follows_what():
     assert again == plan
     assert {hook.module.split(".")[-1] for hook in again.hooks} >= {"post_attention_layernorm"}
     plan.param_groups(model, lr=0.1)  # the hooks are still there
+
+
+def test_what_the_model_did_not_draw_is_not_drawn():
+    model, base = (Fusable(width, width // 8, 1, fused=False) for width in (64, 32))
+    for block in (*model.blocks, *base.blocks):
+        nn.init.zeros_(block.attn.o_proj.weight)
+        nn.init.eye_(block.mlp.fc2.weight)
+        block.attn.q_proj.weight.requires_grad_(requires_grad=False)
+    plan = mu.plan(model, base=base, multipliers="hook")
+    kept = {name: plan.parameters[name].kept for name in plan.parameters}
+    whys = {"attn.o_proj": "0 everywhere", "mlp.fc2": "a fixed pattern", "attn.q_proj": "frozen"}
+    expected = {f"blocks.{k}.{name}.weight": why for name, why in whys.items() for k in (0, 1)}
+    assert {name: why for name, why in kept.items() if why} == expected
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    plan.initialize_(model, std=0.1, seed=0)
+    for name, tensor in model.named_parameters():
+        if plan.parameters[name].drawn:
+            assert torch.equal(tensor, before[name]) is bool(kept[name]), name
+
+
+def test_a_factor_cannot_be_folded_into_a_matrix_that_keeps_its_values():
+    model, base = (Fusable(width, width // 8, 1, fused=False) for width in (64, 32))
+    for one in (model, base):
+        nn.init.eye_(one.head.weight)
+    with pytest.raises(NotExactError, match=r"head\.weight needs a factor of 0\.5, but keeps"):
+        mu.plan(model, base=base, multipliers="fold")

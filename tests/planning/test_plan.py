@@ -18,7 +18,7 @@ from mupscale.errors import (
     UnknownNameError,
     UnreadableModelError,
 )
-from mupscale.planning import showing, units
+from mupscale.planning import showing, storing, units
 from mupscale.planning.base import few
 from mupscale.planning.showing import Difference
 from mupscale.theory import OPTIMIZERS, RULES, derivation
@@ -641,3 +641,9 @@ def test_factors_are_finite_and_positive_for_every_optimizer():
                 optimizer,
                 p.name,
             )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_json_does_not_know_is_not_written(value):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        storing.to_json({"lr": value})
