@@ -28,7 +28,7 @@ from mupscale.checks import CheckResult, Setup, coordinate_check
 from mupscale.checks.probe import cross_entropy_of
 from mupscale.checks.statistics import geometric_mean
 from mupscale.data import Batch
-from mupscale.engines import run_jobs
+from mupscale.engines import Local, run_jobs
 from mupscale.paper.claims import Claim, Verdict, decided
 from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
 from mupscale.paper.few_steps import (
@@ -182,7 +182,7 @@ class AdamEpsilon(Experiment):
                 seeds=size.seeds,
                 steps=size.steps,
                 setup=size.setup(eps),
-                engine=how.engine,
+                engine=how.on(Local()),
                 folder=folder / f"{eps}-{rule}",
                 report=how.after(number * size.starts, size.runs),
                 remark=how.remark,
@@ -193,7 +193,7 @@ class AdamEpsilon(Experiment):
             _gradient_jobs(size),
             ledger=folder / "gradients.jsonl",
             about={"family": repr(size.family), "eps": EPSILONS["large"], "tokens": tokens},
-            engine=how.engine,
+            engine=how.on(Local()),
             report=how.after(size.runs - size.starts, size.runs),
             remark=how.remark,
         )

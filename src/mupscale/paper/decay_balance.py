@@ -26,7 +26,7 @@ from mupscale.analysis import Slope, fit_slope, judge_flatness
 from mupscale.checks.probe import cross_entropy_of
 from mupscale.checks.statistics import geometric_mean
 from mupscale.data import Batch
-from mupscale.engines import run_jobs
+from mupscale.engines import Local, run_jobs
 from mupscale.errors import NonFiniteError
 from mupscale.paper.claims import Claim, Verdict, decided
 from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
@@ -262,7 +262,7 @@ class DecayBalance(Experiment):
             jobs(size),
             ledger=folder / "runs.jsonl",
             about=about,
-            engine=how.engine,
+            engine=how.on(Local()),
             report=how.report,
             remark=how.remark,
         )

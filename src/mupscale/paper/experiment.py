@@ -3,12 +3,13 @@
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
-from mupscale.engines import Engine
+from mupscale.engines import Engine, Session
 from mupscale.errors import OptionError
 from mupscale.paper.claims import Claim
 
@@ -45,11 +46,18 @@ class Findings:
 
 @dataclass(frozen=True)
 class Execution:
-    """How to run: the engine, a callback for runs done and runs in total, and one for remarks."""
+    """How to run: the engine, and callbacks for runs done and runs in total, for remarks, and for
+    the start of runs that are missing.
+    """
 
     engine: Engine | None = None
     report: Callable[[int, int], None] = lambda done, total: None
     remark: Callable[[str], None] = lambda text: None
+    starting: Callable[[], None] = lambda: None
+
+    def on(self, default: Engine) -> Engine:
+        """The engine to run on, which says when it starts."""
+        return _Announced(self.engine or default, self.starting)
 
     def after(self, before: int, total: int) -> Callable[[int, int], None]:
         """A callback for a part of the runs, which starts when `before` others are done."""
@@ -57,6 +65,18 @@ class Execution:
 
 
 QUIETLY = Execution()
+
+
+@dataclass(frozen=True)
+class _Announced:
+    """An engine that calls back before a session: one is opened only if a run is missing."""
+
+    engine: Engine
+    starting: Callable[[], None]
+
+    def session(self, function: Callable[[Any], Any]) -> AbstractContextManager[Session]:
+        self.starting()
+        return self.engine.session(function)
 
 
 class Experiment(ABC):

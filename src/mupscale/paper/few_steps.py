@@ -16,6 +16,7 @@ from mupscale.checks.check import QUANTITIES, judge
 from mupscale.checks.judging import NormTable
 from mupscale.checks.statistics import STATISTICS, by_step
 from mupscale.data import Batches, open_corpus
+from mupscale.engines import Local
 from mupscale.engines.ledger import Ledger
 from mupscale.errors import OptionError
 from mupscale.models import GPT, GPTConfig
@@ -150,7 +151,7 @@ class OverHeads:
                 seeds=self.seeds,
                 steps=self.steps,
                 setup=self.setup,
-                engine=how.engine,
+                engine=how.on(Local()),
                 folder=folder / name,
                 report=how.after(number * self.starts, total),
                 remark=how.remark,

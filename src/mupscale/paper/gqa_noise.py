@@ -112,7 +112,7 @@ class GqaNoise(Experiment):
         before = len(RULES) * SIZES[scale].starts
         run_updates(scale, folder, how, before + sum(study.snapshot().expected.values()))
         study.run(
-            engine=how.engine,
+            engine=how.on(study.engine),
             report=lambda now: how.report(
                 before + len(now.trials), before + sum(now.expected.values())
             ),
