@@ -34,6 +34,20 @@ class UnknownNameError(MupscaleError, LookupError):
         super().__init__(f"unknown {kind} {str(name)!r}.{hint} Known: {', '.join(known)}.")
 
 
+def check_arguments(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """For a function that takes the fields of its groups of options by name.
+
+    >>> check_arguments("transfer", ["token"], ["tokens", "clip"])
+    Traceback (most recent call last):
+    mupscale.errors.UnknownNameError: unknown argument of transfer 'token'. Did you mean 'tokens'? \
+Known: clip, tokens.
+    """
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            raise UnknownNameError(f"argument of {function}", name, known)
+
+
 class OptionError(MupscaleError, ValueError):
     """A setting with an invalid value."""
 

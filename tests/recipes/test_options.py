@@ -9,7 +9,7 @@ from transformers import GPT2Config
 
 import mupscale as mu
 from mupscale.cli import main
-from mupscale.errors import DimensionError, OptionError
+from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import budget
 from mupscale.recipes.exports import KINDS
 from mupscale.recipes.lengths import SequenceLength, length_for
@@ -353,3 +353,15 @@ def test_a_reading_goes_to_the_target(analysis):
     )
     assert recipe.plan.parameters["odd"].role == "hidden"
     assert recipe.plan.reading == reading
+
+
+def test_an_option_outside_of_its_group_is_refused_with_the_call_that_sets_it():
+    with pytest.raises(OptionError) as said:
+        mu.transfer(DENSE, to=TINY, weight_decay=0.1, tokens_per_parameter=20)
+    assert str(said.value) == (
+        "transfer takes weight_decay, tokens_per_parameter as fields of a group. Pass "
+        "base=TunedBase(weight_decay=…), run=TargetRun(tokens_per_parameter=…), or "
+        "--weight-decay … --tokens-per-parameter … on the command line."
+    )
+    with pytest.raises(UnknownNameError, match="argument of transfer 'token'"):
+        mu.transfer(DENSE, to=TINY, token=20)

@@ -74,4 +74,4 @@ def test_it_gives_the_numbers_that_local_workers_give_and_survives_the_loss_of_a
     assert lost.is_set()
     assert results(snapshot) == expected
     assert not remarks
-    assert isinstance(chosen._engine(), Ray)  # by name, from the config
+    assert isinstance(chosen.engine, Ray)  # by name, from the config

@@ -14,7 +14,7 @@ from mupscale.checks.result import CheckResult
 from mupscale.checks.statistics import MAPS, Quantity, Run
 from mupscale.data.corpus import Tokens
 from mupscale.engines import Engine, run_jobs
-from mupscale.errors import DimensionError, OptionError, UnknownNameError
+from mupscale.errors import DimensionError, OptionError, UnknownNameError, check_arguments
 from mupscale.reading import Reading
 from mupscale.reading.config import KV_HEADS, WIDTH
 from mupscale.targets import Family
@@ -126,10 +126,7 @@ def _with_options(
     of_setup, of_running = (
         {field.name for field in dataclasses.fields(group)} for group in (setup, running)
     )
-    for name in options:
-        if name not in of_setup | of_running:
-            known = sorted(of_setup | of_running)
-            raise UnknownNameError("argument of coordinate_check", name, known)
+    check_arguments("coordinate_check", options, of_setup | of_running)
     return (
         dataclasses.replace(setup, **{k: v for k, v in options.items() if k in of_setup}),
         dataclasses.replace(running, **{k: v for k, v in options.items() if k in of_running}),

@@ -145,7 +145,7 @@ def check(
             criteria=Criteria(tolerance, confidence),
             engine=Local(workers),
             folder=folder,
-            report=lambda done, _: report(done, ""),
+            report=report,
             remark=remark,
         )
     paths, missing = [folder / "runs.jsonl", *reports.save_findings(result, folder)], ""

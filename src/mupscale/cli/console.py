@@ -28,9 +28,9 @@ def remark(text: str) -> None:
 
 
 @contextmanager
-def bar(title: str, total: int) -> Generator[Callable[[int, str], None]]:
-    """Yield a function to call with the number of steps done and a status; silent if stderr is not
-    a terminal.
+def bar(title: str, total: int | None = None) -> Generator[Callable[..., None]]:
+    """Yield a function to call with the number of steps done, of all steps, and a status; silent if
+    stderr is not a terminal.
     """
     from rich.console import Console
     from rich.progress import (
@@ -52,7 +52,9 @@ def bar(title: str, total: int) -> Generator[Callable[[int, str], None]]:
         disable=not console.is_terminal,
     ) as progress:
         task = progress.add_task(title, total=total, status="")
-        yield lambda done, status: progress.update(task, completed=done, status=status)
+        yield lambda done, total=total, status="": progress.update(
+            task, completed=done, total=total, status=status
+        )
 
 
 class HelpFormatter(DefaultFormatter):

@@ -82,7 +82,7 @@ def _check(rule: str, output: Path, workers: int | None) -> "CheckResult":
             steps=STEPS,
             engine=Local(workers),
             folder=output / f"check-{rule}",
-            report=lambda done, _: report(done, ""),
+            report=report,
         )
 
 

@@ -4,6 +4,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -137,7 +138,7 @@ def expected_norms(
     )
     folder = output or EXPERIMENT.folder(scale)
     with bar("drawing", total=len(config.repetitions) * draws) as report:
-        EXPERIMENT.run_with(config, folder, lambda done, _: report(done, ""))
+        EXPERIMENT.run_with(config, folder, report)
     findings = EXPERIMENT.findings_with(config, folder)
     return _print_findings(EXPERIMENT, scale, folder, findings, as_json)
 
@@ -163,11 +164,16 @@ def _command(name: str, shows: str) -> Callable[..., int]:
         workers = chosen.workers(scale) if workers is None else workers
         engine = None if workers is None else Local(workers)
         folder = output or chosen.folder(scale)
-        cost = chosen.cost(scale, workers or usable_cores())
-        if cost is not None:
-            remark(f"{name} at scale {scale}: {cost}, in {folder}")
-        with bar(name, total=cost.runs if cost else 1) as report:
-            chosen.run(scale, folder, Execution(engine, lambda done, _: report(done, ""), remark))
+
+        @cache
+        def announce() -> None:
+            """Once, and only if there is something to run: steps are timed for it."""
+            cost = chosen.cost(scale, workers or usable_cores())
+            if cost is not None:
+                remark(f"{name} at scale {scale}: {cost}, in {folder}")
+
+        with bar(name) as report:
+            chosen.run(scale, folder, Execution(engine, report, remark, announce))
         findings = chosen.findings(scale, folder)
         return _print_findings(chosen, scale, folder, findings, as_json)
 

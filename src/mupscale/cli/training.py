@@ -70,7 +70,7 @@ def train(
             chosen,
             output,
             report=lambda p: show(
-                p.step, f"loss {p.loss:.3f}, {p.tokens_per_second:,.0f} tokens/s"
+                p.step, status=f"loss {p.loss:.3f}, {p.tokens_per_second:,.0f} tokens/s"
             ),
             remark=lambda text: remark(text) if first_process else None,
             preparing=preparing,

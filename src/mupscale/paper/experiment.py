@@ -3,6 +3,7 @@
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, field
 from itertools import groupby
 from operator import add
@@ -11,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
 from mupscale import reports
-from mupscale.engines import Engine
+from mupscale.engines import Engine, Local, Session
 from mupscale.errors import OptionError
 from mupscale.paper.claims import Claim
 
@@ -47,19 +48,41 @@ class Findings:
 
 @dataclass(frozen=True)
 class Execution:
-    """How to run: the engine, a callback for runs done and runs in total, and one for remarks."""
+    """How to run: the engine, and callbacks for runs done and runs in total, for remarks, and for
+    the start of runs that are missing.
+    """
 
     engine: Engine | None = None
     report: Callable[[int, int], None] = lambda done, total: None
     remark: Callable[[str], None] = lambda text: None
+    starting: Callable[[], None] = lambda: None
+
+    def on(self, default: Engine) -> Engine:
+        """The engine to run on, which says when it starts."""
+        return _Announced(self.engine or default, self.starting)
 
     def part(self, before: int, total: int) -> dict[str, Any]:
-        """The same for a part of the runs, which starts when `before` others are done."""
-        how = Execution(self.engine, lambda done, _: self.report(before + done, total), self.remark)
-        return vars(how)
+        """Keywords for a part of the runs, which starts when `before` others are done."""
+
+        def report(done: int, _: int) -> None:
+            self.report(before + done, total)
+
+        return {"engine": self.on(Local()), "report": report, "remark": self.remark}
 
 
 QUIETLY = Execution()
+
+
+@dataclass(frozen=True)
+class _Announced:
+    """An engine that calls back before a session: one is opened only if a run is missing."""
+
+    engine: Engine
+    starting: Callable[[], None]
+
+    def session(self, function: Callable[[Any], Any]) -> AbstractContextManager[Session]:
+        self.starting()
+        return self.engine.session(function)
 
 
 class Experiment(ABC):

@@ -100,7 +100,7 @@ class GqaNoise(FewStepsExperiment):
         total = before + sum(study.snapshot().expected.values())
         super().run(scale, folder / "updates", Execution(**how.part(0, total)))
         study.run(
-            engine=how.engine,
+            engine=how.on(study.engine),
             report=lambda now: how.report(before + len(now.trials), total),
             remark=how.remark,
         )

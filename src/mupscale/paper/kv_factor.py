@@ -72,7 +72,7 @@ class KvFactor(Sweep):
         for place, part in enumerate(parts):
             before = sum(totals[:place])
             part.run(
-                engine=how.engine,
+                engine=how.on(part.engine),
                 report=lambda now, before=before: how.report(before + len(now.trials), sum(totals)),
                 remark=how.remark,
                 reuse=known,

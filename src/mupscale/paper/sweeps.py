@@ -167,8 +167,9 @@ class Sweep(Experiment):
         return study_cost(self.config(scale), workers)
 
     def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
-        Study.create(self.config(scale), folder).run(
-            engine=how.engine,
+        study = Study.create(self.config(scale), folder)
+        study.run(
+            engine=how.on(study.engine),
             report=lambda now: how.report(len(now.trials), sum(now.expected.values())),
             remark=how.remark,
         )

@@ -151,8 +151,9 @@ class Width(Experiment):
         if (folder / CONFIG).exists():  # a range that had to grow stays
             old = StudyConfig.load(folder / CONFIG)
             config = dataclasses.replace(config, space=old.space, rule_space=old.rule_space)
-        ended = Study.create(config, folder).run(
-            engine=how.engine,
+        study = Study.create(config, folder)
+        ended = study.run(
+            engine=how.on(study.engine),
             report=lambda now: how.report(before + len(now.trials), total),
             remark=how.remark,
         )

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mupscale.reading.layouts import Layouts
 from mupscale.reading.rows import Rows, if_shaped, joined_rows, numbered, paired, unpaired, view_of
 from mupscale.reading.traces import (
     UNKNOWN,
@@ -121,6 +122,7 @@ class Following(TorchDispatchMode):
         self.trace = trace
         # Tensors are kept alive: the id of a freed tensor could be given to a new one.
         self.tags: dict[int, tuple[Tensor, Tag]] = {}
+        self.layouts = Layouts()
         self.path: list[str] = [""]
         self.bits = 0
         self.roots = 0
@@ -195,7 +197,7 @@ class Following(TorchDispatchMode):
             # The operator accepts only bfloat16; here only the shape is needed.
             result = args[0].new_empty(args[0].shape[0], args[1].shape[-1])
         else:
-            result = func(*args, **keywords)
+            result = self.layouts.result(func, args, keywords)
         self.handlers.get(name, self._elementwise)(Operation(name, args, keywords, result))
         return result
 

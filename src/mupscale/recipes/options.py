@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from mupscale.errors import OptionError
+from mupscale.errors import OptionError, check_arguments
 from mupscale.planning.base import Base
 
 Betas = tuple[float, float]
@@ -52,7 +52,8 @@ _LABELS = {
     "clip": "clipping",
     "floor": "floor of the schedule",
 }
-_OF_RUN = ("tokens", "floor", "sequence")
+_OF_RUN = {field.name for field in fields(TargetRun)}
+_OF_BASE = {field.name for field in fields(TunedBase)}
 _VALID = {
     "betas": "two numbers from 0 to below 1, as (0.9, 0.95)",
     "clip": "a finite number above 0, or 0 for no clipping",
@@ -105,6 +106,15 @@ def in_words(names: Iterable[str]) -> str:
     'betas, clipping'
     """
     return ", ".join(_LABELS.get(name, name) for name in names)
+
+
+def refuse_ungrouped(options: Mapping[str, Any]) -> None:
+    """Arguments of `transfer` that are fields of its groups raise an error that shows the call."""
+    check_arguments("transfer", options, _OF_RUN | _OF_BASE)
+    if options:
+        raise OptionError(
+            f"transfer takes {', '.join(options)} as fields of a group. {how_to_set(options)}"
+        )
 
 
 def how_to_set(names: Iterable[str]) -> str:

@@ -22,7 +22,14 @@ from mupscale.reading import Reading
 from mupscale.reading.structure import class_of
 from mupscale.recipes.choosing import choose
 from mupscale.recipes.lengths import RunLength, length_for, sequence_for, total_tokens
-from mupscale.recipes.options import TargetRun, TrainingSettings, TunedBase, how_to_set, in_words
+from mupscale.recipes.options import (
+    TargetRun,
+    TrainingSettings,
+    TunedBase,
+    how_to_set,
+    in_words,
+    refuse_ungrouped,
+)
 from mupscale.recipes.predicting import doubts, extrapolated, predicted, rule_optima
 from mupscale.recipes.recipe import Recipe, StudyEvidence
 from mupscale.recipes.risks import risks
@@ -48,6 +55,7 @@ def transfer(
     base: TunedBase | Base | None = None,
     reading: Reading | None = None,
     analysis: StudyAnalysis | None = None,
+    **ungrouped: Any,
 ) -> Recipe:
     """A recipe for a target, with intervals, from a study of small models.
 
@@ -64,6 +72,7 @@ def transfer(
               mupscale.toml next to a target given by name)
     analysis  of the study, if you already have it
     """
+    refuse_ungrouped(ungrouped)
     study = study if isinstance(study, Study) else Study.open(study)
     target, run = _target(to), run or TargetRun()
     base = base if isinstance(base, TunedBase) else TunedBase(model=base)

@@ -204,7 +204,7 @@ class Study:
         say = remark or (lambda _: None)
         others = [] if reuse is None else reuse.trials
         known = {trial.fingerprint: trial for trial in others if trial.status in _REUSABLE}
-        engine = engine or self._engine()
+        engine = engine or self.engine
         about = {"study": self.config.identity()}
         with Ledger(self.folder / RECORDS, about) as book:
             if book.torn:
@@ -214,7 +214,9 @@ class Study:
                 driver.run(engine)
         return driver.snapshot()
 
-    def _engine(self) -> Engine:
+    @property
+    def engine(self) -> Engine:
+        """What its config asks for."""
         chosen = self.config.engine
         memory = None if chosen.memory_limit is None else int(chosen.memory_limit * 1e9)
         # The trial that starts a command limits its time, and then still has its output.
