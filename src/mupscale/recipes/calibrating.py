@@ -331,7 +331,7 @@ def answers(folder: Path | str) -> Exponents:
 
 
 def calibrated_rule(
-    made: Calibration, found: Exponents, question: Question, name: str = "calibrated"
+    made: Calibration, found: Exponents, question: Question
 ) -> tuple[Rule, CalibrationEvidence] | None:
     """The rule with the measured γ, and its evidence; None if the runs do not bound γ."""
     answer = found.answer(question)
@@ -351,5 +351,5 @@ def calibrated_rule(
         study=made.fingerprint(),
     )
     choices = dict(made.factors.rules[0]) if isinstance(made.factors.rules[0], Mapping) else {}
-    rule = rule_from(choices | {"name": name, "kv_factor": exponent_formula(value)})
+    rule = rule_from(choices | {"name": "calibrated", "kv_factor": exponent_formula(value)})
     return dataclasses.replace(rule, evidence=str(evidence)), evidence

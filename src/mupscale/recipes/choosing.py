@@ -79,11 +79,9 @@ def _against(analysis: StudyAnalysis, best: str, other: str) -> str:
 
 
 def _between(analysis: StudyAnalysis, one: str, other: str) -> Comparison | None:
-    return next(
-        (
-            c
-            for c in analysis.comparisons
-            if c.quantity == AT_PROXY and {c.first, c.second} == {one, other}
-        ),
-        None,
+    found = (
+        comparison
+        for comparison in analysis.comparisons
+        if comparison.quantity == AT_PROXY and {comparison.first, comparison.second} == {one, other}
     )
+    return next(found, None)

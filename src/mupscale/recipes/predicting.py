@@ -86,12 +86,8 @@ def extrapolated(
 ) -> Extrapolated | None:
     """None without a significant drift, or if the target has no position on the axis."""
     drift, mean, axis = transfer.drift, transfer.mean, analysis.axis
-    position = {
-        "r": target.r,
-        "width": target.width,
-        "depth": target.depth,
-        "parameters": target.parameters,
-    }.get(axis or "")
+    known = axis in ("r", "width", "depth", "parameters")
+    position: int | None = getattr(target, axis) if axis and known else None
     places = [member.position for member in transfer.members if member.position]
     if not (axis and position and places and mean and drift and drift.excludes(0)):
         return None

@@ -134,12 +134,7 @@ class Recipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain values; None for infinite ends, and for what is unknown."""
         decay = self.decay
-        values = {
-            "lr": self.lr,
-            "weight_decay": self.weight_decay,
-            "eps": self.eps,
-            "std": self.std,
-        }
+        values = {name: getattr(self, name) for name in ("lr", "weight_decay", "eps", "std")}
         return {
             "format": FORMAT,
             "version": 1,

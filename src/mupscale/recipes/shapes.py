@@ -65,7 +65,9 @@ def shape_of(model: nn.Module, reading: Reading | None = None) -> ModelShape:
     (768, 4, 3072, 81997056)
     """
     facts = read(model, reading=reading)
-    positions, learned = _positions(model), _learned_positions(facts)
+    # Rows of the shortest position table. Some models keep a few extra rows for padding.
+    rows = [fact.fan_in for fact in facts.parameters.values() if fact.role == "position"]
+    positions = min((number for number in (_positions(model), *rows) if number), default=None)
     counted = [
         fact
         for fact in facts.parameters.values()
@@ -87,8 +89,8 @@ def shape_of(model: nn.Module, reading: Reading | None = None) -> ModelShape:
         gated=_gated(facts, d_ff),
         parameters=sum(math.prod(fact.shape) for fact in counted),
         active_parameters=round(sum(math.prod(fact.shape) * fact.active for fact in counted)),
-        positions=_least(positions, learned),
-        learned_positions=learned and _least(positions, learned),
+        positions=positions,
+        learned_positions=positions if rows else None,
     )
 
 
@@ -97,17 +99,6 @@ def _positions(model: nn.Module) -> int | None:
     config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     values = [getattr(config, name, None) for name in _POSITIONS]
     return next((value for value in values if type(value) is int and value > 0), None)
-
-
-def _learned_positions(facts: ModelFacts) -> int | None:
-    """Rows of the shortest position table. Some models keep a few extra rows for padding."""
-    return min(
-        (fact.fan_in for fact in facts.parameters.values() if fact.role == "position"), default=None
-    )
-
-
-def _least(*numbers: int | None) -> int | None:
-    return min((number for number in numbers if number is not None), default=None)
 
 
 def _fan_in(facts: ModelFacts, role: str) -> int | None:

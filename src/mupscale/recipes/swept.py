@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -44,7 +44,6 @@ class Swept:
 
     study: str
     rule: Rule
-    rule_name: str
     variants: tuple[Variant, ...]
     trials: tuple[TrialRecord, ...]
     "Those that ran, whatever their outcome."
@@ -72,11 +71,6 @@ class Swept:
         return [value for value in values if value is not None]
 
 
-def rules_of(config: StudyConfig) -> dict[str, str | Mapping[str, Any]]:
-    """The rules of a study, by name."""
-    return {cell.rule_name: cell.rule for cell in config.cells()}
-
-
 def swept_under(study: Study, rule: str) -> Swept:
     """What the study did under a rule."""
     config = study.config
@@ -88,7 +82,6 @@ def swept_under(study: Study, rule: str) -> Swept:
     return Swept(
         study=config.name,
         rule=rule_from(cells[0].rule),
-        rule_name=rule,
         variants=tuple(variants[cell.name] for cell in cells),
         trials=tuple(trial for trial in trials if trial.rule == rule),
         base=bases[0],
@@ -99,18 +92,12 @@ def swept_under(study: Study, rule: str) -> Swept:
     )
 
 
-def _flops(trials: Iterable[TrialRecord], variants: Mapping[str, Variant]) -> float | None:
+def _flops(trials: Sequence[TrialRecord], variants: Mapping[str, Variant]) -> float | None:
     """None if a trial did not report its tokens."""
-    known = [trial for trial in trials if trial.tokens is not None or trial.has_run]
-    if any(trial.tokens is None for trial in known):
+    if any(trial.has_run and trial.tokens is None for trial in trials):
         return None
-    return float(
-        sum(
-            6 * variants[t.cell].shape.active_parameters * (t.tokens or 0)
-            for t in known
-            if t.cell in variants
-        )
-    )
+    sizes = {name: variant.shape.active_parameters for name, variant in variants.items()}
+    return float(sum(6 * sizes.get(trial.cell, 0) * (trial.tokens or 0) for trial in trials))
 
 
 class _Reference:

@@ -21,7 +21,7 @@ from mupscale.planning.groups import BaseValues, takes_no_eps
 from mupscale.reading import Reading
 from mupscale.reading.structure import class_of
 from mupscale.recipes.choosing import choose
-from mupscale.recipes.lengths import RunLength, length_for, sequence_for, total_tokens
+from mupscale.recipes.lengths import length_for, sequence_for, total_tokens
 from mupscale.recipes.options import (
     TargetRun,
     TrainingSettings,
@@ -35,8 +35,8 @@ from mupscale.recipes.recipe import Recipe, StudyEvidence
 from mupscale.recipes.risks import risks
 from mupscale.recipes.rows import rows_of
 from mupscale.recipes.shapes import shape_of
-from mupscale.recipes.swept import Swept, rules_of, swept_under
-from mupscale.recipes.values import BaseValue, CarriedDecay, Carrying, carried, settled
+from mupscale.recipes.swept import Swept, swept_under
+from mupscale.recipes.values import BaseValue, Carrying, carried, settled
 from mupscale.studies import Study
 from mupscale.studies.measured import analysis_of
 from mupscale.targets import Target, resolve
@@ -105,10 +105,20 @@ def transfer(
         parameter: BaseValue.of_log2(predicted(members, None, analysis.confidence))
         for parameter, members in optima.items()
     } | {"lr": BaseValue.of_log2(log2_lr)}
-    carried_decay = _decay(decay, values, base.weight_decay, swept, length, planned)
-    std = values.get("std") or settled("std", base.std, swept.settings)
+    for fixed in ("weight_decay", "std"):
+        if fixed not in _with_decay(values):
+            values[fixed] = settled(fixed, getattr(base, fixed), swept.settings)
+    carried_decay = carried(
+        decay,
+        values["lr"].value,
+        values.get("weight_decay"),
+        values.get("tau_epoch"),
+        proxy_steps=swept.steps,
+        target_steps=length.steps,
+        kind=planned.decay,
+    )
     numbers = (values["lr"].value, carried_decay.value.value, eps.value if eps else None)
-    rows = rows_of(planned, _base_values(planned, *numbers, swept.settings), std.value)
+    rows = rows_of(planned, _base_values(planned, *numbers, swept.settings), values["std"].value)
     unbounded = [] if values["lr"].bounded else ["nothing bounds the rate: add rates or seeds"]
     return Recipe(
         target=target.name,
@@ -119,7 +129,7 @@ def transfer(
         lr=values["lr"],
         decay=carried_decay,
         eps=eps,
-        std=std,
+        std=values["std"],
         training=training,
         unknown=unknown,
         settings=swept.settings,
@@ -147,8 +157,9 @@ def _check(study: Study, base: TunedBase, rule: str | None, decay: str) -> None:
     """Find wrong arguments before anything is computed."""
     if decay not in ("wd", "tau"):
         raise UnknownNameError("way to carry decay over", decay, ("wd", "tau"))
-    if rule is not None and rule not in rules_of(study.config):
-        raise UnknownNameError("rule of this study", rule, rules_of(study.config))
+    rules = dict.fromkeys(cell.rule_name for cell in study.config.cells())
+    if rule is not None and rule not in rules:
+        raise UnknownNameError("rule of this study", rule, rules)
     searched = _with_decay(study.config.space)
     for name in ("weight_decay", "eps", "std"):
         value = getattr(base, name)
@@ -222,28 +233,6 @@ def _plan(target: Target, swept: Swept, base: Base | None, reading: Reading) -> 
         sizes = ", ".join(f"{name} {value}" for name, value in swept.base.items())
         message = f"{target.name} cannot be planned from the study's base ({sizes}): {error}"
         raise type(error)(f"{message} In Python, pass transfer(…, base=model).") from error
-
-
-def _decay(
-    chosen: Carrying,
-    values: Mapping[str, BaseValue],
-    given: float | None,
-    swept: Swept,
-    length: RunLength,
-    planned: Plan,
-) -> CarriedDecay:
-    tau, decay = values.get("tau_epoch"), values.get("weight_decay")
-    if decay is None and tau is None:
-        decay = settled("weight_decay", given, swept.settings)
-    return carried(
-        chosen,
-        values["lr"].value,
-        decay,
-        tau,
-        proxy_steps=swept.steps,
-        target_steps=length.steps,
-        kind=planned.decay,
-    )
 
 
 def _eps(

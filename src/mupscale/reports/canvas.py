@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Width of a character in DejaVu Sans at 12 and at 10 points, rounded up.
-_TITLE_INCHES, _LABEL_INCHES = 0.1, 0.085
+_TITLE_INCHES = 0.1
+"""Width of a character in DejaVu Sans at 12 points, rounded up."""
 
 
 @contextmanager
@@ -40,11 +40,6 @@ def write_title(figure: "Figure", text: str) -> None:
     figure.suptitle(textwrap.fill(text, int(figure.get_figwidth() / _TITLE_INCHES)), fontsize=12)
 
 
-def write_y_label(figure: "Figure", text: str) -> None:
-    """One label for the y axes of all panels, wrapped to the figure's height."""
-    figure.supylabel(textwrap.fill(text, int(figure.get_figheight() / _LABEL_INCHES)), fontsize=10)
-
-
 def write_heading(axes: "Axes", title: str, note: str = "", note_size: float = 8) -> float:
     """The title at the left of a panel, and a note below it. Returns the title's pad in points."""
     pad = 5 + 1.5 * note_size * (note.count("\n") + 1 if note else 0)
@@ -62,9 +57,9 @@ def grid_shape(n_panels: int, most_columns: int) -> tuple[int, int]:
     >>> [grid_shape(n_panels, 3) for n_panels in (1, 3, 4, 5, 6)]
     [(1, 1), (1, 3), (2, 2), (2, 3), (2, 3)]
     """
-    choices = (most_columns, most_columns - 1)
-    fits = n_panels <= most_columns
-    columns = n_panels if fits else min(choices, key=lambda some: -n_panels % some)
+    columns = n_panels
+    if n_panels > most_columns:
+        columns = min(most_columns, most_columns - 1, key=lambda some: -n_panels % some)
     return math.ceil(n_panels / columns), columns
 
 

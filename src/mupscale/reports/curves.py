@@ -28,7 +28,7 @@ from mupscale.reports.octaves import (
     short_name,
     with_margin,
 )
-from mupscale.reports.style import INK, QUIET, Look, ordered_colours
+from mupscale.reports.style import INK, QUIET, Look, marker_look, ordered_colours
 from mupscale.reports.words import signed, with_interval
 from mupscale.text import many
 
@@ -260,12 +260,9 @@ def _draw_diverged(axes: "Axes", curve: RateCurve, drop: float, colour: str) -> 
 
 
 def _mark(sure: bool, look: Look) -> Look:
-    face = look["color"] if sure else "white"
-    edge = "white" if sure else look["color"]
     size = 7 if look["marker"] in "^vP" else 6
-    colours = {"markerfacecolor": face, "markeredgecolor": edge}
-    edge_width = 0.8 if sure else 1.2
-    return look | colours | {"linestyle": "none", "markersize": size, "markeredgewidth": edge_width}
+    face, edge, width = (look["color"], "white", 0.8) if sure else ("white", look["color"], 1.2)
+    return look | marker_look(look["marker"], size, face, edge, width)
 
 
 def _draw_found(axes: "Axes", found: Found | None, row: int, look: Look) -> None:
@@ -280,18 +277,16 @@ def _draw_found(axes: "Axes", found: Found | None, row: int, look: Look) -> None
 
 def _write_heading(axes: "Axes", panel: CurvePanel, axis: str | None) -> None:
     """The rule, the numbers that the strip shows, and their evidence."""
-    diverged = sum(len(curve.diverged) for curve in panel.curves)
-    notes = [
-        f"{many(panel.runs, 'run')}, {many(panel.seeds, 'seed')}"
-        + (f", {diverged} diverged" if diverged else "")
-    ]
-    transfer = panel.transfer
+    notes: list[str] = []
+    transfer, diverged = panel.transfer, sum(len(curve.diverged) for curve in panel.curves)
     if transfer is not None and transfer.mean is not None:
         sd = "" if transfer.sd is None else f", sd {transfer.sd.value:.2f}"
-        notes.insert(0, f"mean {_bounded(transfer.mean)}{sd} (log₂)")
+        notes.append(f"mean {_bounded(transfer.mean)}{sd} (log₂)")
     if transfer is not None and transfer.drift is not None:
         of = "" if axis is None else f" of {_SIZES.get(axis, short_name(axis, 12))}"
-        notes.insert(1, f"drift {_bounded(transfer.drift)} per doubling{of}")
+        notes.append(f"drift {_bounded(transfer.drift)} per doubling{of}")
+    lost = f", {diverged} diverged" if diverged else ""
+    notes.append(f"{many(panel.runs, 'run')}, {many(panel.seeds, 'seed')}{lost}")
     write_heading(axes, short_name(panel.rule, 20), "\n".join(notes), note_size=6.8)
 
 

@@ -28,7 +28,7 @@ from mupscale.reports.octaves import (
     short_name,
     with_margin,
 )
-from mupscale.reports.style import COLOURS, INK, QUIET, Look
+from mupscale.reports.style import COLOURS, INK, QUIET, Look, marker_look
 from mupscale.reports.words import NAMES
 from mupscale.text import many
 
@@ -50,16 +50,10 @@ _DIVERGED: Look = {
     "linewidth": 0.3,
 }
 
-
-def _mark(marker: str, size: float, face: str, edge: str, edge_width: float) -> Look:
-    colours = {"markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": edge_width}
-    return {"linestyle": "none", "marker": marker, "markersize": size} | colours
-
-
-_POINT = _mark("o", 1.9, INK, "white", 0.35)
-_MEAN = _mark("X", 10, COLOURS[1], "white", 0.9)
+_POINT = marker_look("o", 1.9, INK, "white", 0.35)
+_MEAN = marker_look("X", 10, COLOURS[1], "white", 0.9)
 _OPTIMUM = {
-    sure: _mark("o", 5.5, *colours, 0.9)
+    sure: marker_look("o", 5.5, *colours, 0.9)
     for sure, colours in ((True, (INK, "white")), (False, ("white", INK)))
 }
 

@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mupscale.errors import DimensionError, NonFiniteError, OptionError
-from mupscale.reports.canvas import (
-    blank_figure,
-    grid_shape,
-    write_heading,
-    write_title,
-    write_y_label,
-)
+from mupscale.reports.canvas import blank_figure, grid_shape, write_heading, write_title
 from mupscale.reports.log_axes import Limits, comparable_limits, comparable_ticks, plain_number
 from mupscale.reports.style import INK, Look, mark_of, ordered_colours
 
@@ -24,8 +18,8 @@ if TYPE_CHECKING:
 # Fewer panels may be larger: (width, height) in inches by the number of columns.
 _PANEL_INCHES = {1: (4.4, 3.0), 2: (3.4, 2.6), 3: (2.7, 2.2), 4: (2.6, 2.1)}
 
-_TITLE_INCHES = 0.084
-"""Average width of a bold character at 10 points."""
+# Average width of a bold character at 10 points, and of a plain one, rounded up.
+_TITLE_INCHES, _LABEL_INCHES = 0.084, 0.085
 
 _FAR_INTERVAL = 2.0
 """An interval stretches its axis at most by this factor beyond the means, which are what one
@@ -94,7 +88,8 @@ def draw_panels(
             axes.tick_params(labelbottom=lowest_of_column or log_x, length=0, labelsize=8.5)
             axes.set_xlabel(x_label if lowest_of_column else "")
         write_title(figure, title)
-        write_y_label(figure, y_label)
+        room = int(figure.get_figheight() / _LABEL_INCHES)
+        figure.supylabel(textwrap.fill(y_label, room), fontsize=10)
         _add_legend(figure, colours, legend_columns, theory)
     return figure
 

@@ -2,8 +2,7 @@
 
 import csv
 import io
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,25 +30,20 @@ def save_figure(figure: "Figure", stem: Path, formats: Sequence[str] = FORMATS) 
         if kind not in _METADATA:
             raise UnknownNameError("format of a figure", kind, _METADATA)
     paths: list[Path] = []
-    with matplotlib.rc_context(dict(SETTINGS)), _laid_out(figure):
-        for kind in formats:
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format=kind, dpi=160, metadata=_METADATA[kind])
-            paths.append(stem.with_suffix(f".{kind}"))
-            write_whole(paths[-1], buffer.getvalue())
+    with matplotlib.rc_context(dict(SETTINGS)):
+        # Compute the layout once for all formats: it takes longer than the drawing.
+        figure.draw_without_rendering()
+        engine = figure.get_layout_engine()
+        figure.set_layout_engine("none")
+        try:
+            for kind in formats:
+                buffer = io.BytesIO()
+                figure.savefig(buffer, format=kind, dpi=160, metadata=_METADATA[kind])
+                paths.append(stem.with_suffix(f".{kind}"))
+                write_whole(paths[-1], buffer.getvalue())
+        finally:
+            figure.set_layout_engine(engine)
     return paths
-
-
-@contextmanager
-def _laid_out(figure: "Figure") -> Generator[None, None, None]:
-    """Compute the layout once for all formats: it takes longer than the drawing."""
-    figure.draw_without_rendering()
-    engine = figure.get_layout_engine()
-    figure.set_layout_engine("none")
-    try:
-        yield
-    finally:
-        figure.set_layout_engine(engine)
 
 
 def save_csv(rows: Sequence[Mapping[str, object]], path: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mupscale.errors import NonFiniteError, OptionError
 from mupscale.reports.canvas import blank_figure, draw_interval, write_title
-from mupscale.reports.style import INK, Mark, mark_of
+from mupscale.reports.style import INK, Mark, mark_of, marker_look
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 _ROW_INCHES = 0.25
 _GAP_POINTS = 12
 _ZONE_COLOUR = "#DCE6EF"
-_DIAMOND: Mapping[str, Any] = {
-    "linestyle": "none",
-    "marker": "D",
-    "markersize": 8,
-    "markerfacecolor": "none",
-    "markeredgecolor": INK,
-}
+_DIAMOND = marker_look("D", 8, "none", INK, 1.0)
 
 
 @dataclass(frozen=True)

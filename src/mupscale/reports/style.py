@@ -46,6 +46,12 @@ _LIGHTEST = 0.8
 """End of viridis as used here: beyond it, the yellow is too pale on white."""
 
 
+def marker_look(marker: str, size: float, face: str, edge: str, edge_width: float) -> Look:
+    """A mark without a line."""
+    colours = {"markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": edge_width}
+    return {"linestyle": "none", "marker": marker, "markersize": size} | colours
+
+
 def ordered_colours(labels: Sequence[Label]) -> dict[Label, str]:
     """Dark to light, since labels are ordered values. viridis is uniform and colour-blind safe."""
     from matplotlib import colormaps

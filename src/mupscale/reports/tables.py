@@ -34,9 +34,7 @@ def trial_rows(runs: Sequence[Measurement]) -> list[PlainRow]:
     names = dict.fromkeys(name for run in runs for name in run.params)
     return [
         {
-            "rule": run.rule,
-            "member": run.member.label,
-            "position": _number(run.member.position),
+            **_cell(run),
             "seed": run.seed,
             **{name: _number(run.params.get(name)) for name in names},
             "steps": run.steps,
@@ -68,7 +66,7 @@ def optimum_rows(analysis: StudyAnalysis) -> list[PlainRow]:
     ]
 
 
-def _cell(cell: CellAnalysis) -> PlainRow:
+def _cell(cell: CellAnalysis | Measurement) -> PlainRow:
     return {
         "rule": cell.rule,
         "member": cell.member.label,

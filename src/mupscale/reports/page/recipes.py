@@ -17,7 +17,11 @@ def recipe_view(recipe: "Recipe") -> RecipeView:
 
     title, *facts = showing.summary(recipe)
     headings, *values = showing.values_table(recipe)
-    values.insert(2, _other_decay(recipe))
+    # Weight decay carried over in the other way: over many more steps the two differ a lot.
+    decays = showing.decay_table(recipe)[1:]
+    way, value, *interval, kept = next(line for line in decays if not line[0].startswith("→"))
+    other = [f"or with --decay {way.strip()}", value, *(interval or [""]), "", f"keeps {kept}"]
+    values.insert(2, other)
     return RecipeView(
         title=title,
         headings=headings,
@@ -32,12 +36,3 @@ def recipe_view(recipe: "Recipe") -> RecipeView:
 def no_recipe(target: str, reason: str) -> RecipeView:
     """For a study without an optimum."""
     return RecipeView(title=f"No recipe for {target}", notes=[f"{reason[:1].upper()}{reason[1:]}"])
-
-
-def _other_decay(recipe: "Recipe") -> list[str]:
-    """Weight decay carried over in the other way: over many more steps the two differ a lot."""
-    from mupscale.recipes import showing
-
-    other = next(line for line in showing.decay_table(recipe)[1:] if not line[0].startswith("→"))
-    way, value, *interval, kept = other
-    return [f"or with --decay {way.strip()}", value, *(interval or [""]), "", f"keeps {kept}"]

@@ -134,16 +134,14 @@ _KINDS = {
 
 def _variance_table(caption: str, rows: Sequence[Any]) -> PageTable:
     names = list(dict.fromkeys(name for row in rows for name in row.variances))
-    headings = ["rule", "models", *(f"{SHORT.get(name, name)} ({_unit(name)})" for name in names)]
+    units = ("nats²" if name == "loss" else "octaves²" for name in names)
+    searched = (f"{SHORT.get(n, n)} ({unit})" for n, unit in zip(names, units, strict=True))
+    headings = ["rule", "models", *searched]
     body = [
         [row.rule, str(row.members), *(_variance(row.variances, name) for name in names)]
         for row in rows
     ]
     return PageTable(caption, headings, body, frozenset(range(1, len(headings))))
-
-
-def _unit(name: str) -> str:
-    return "nats²" if name == "loss" else "octaves²"
 
 
 def _variance(values: Mapping[str, float], name: str) -> str:
