@@ -3,14 +3,13 @@
 import os
 import platform
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from mupscale.data.binfiles import open_bin
 from mupscale.data.corpus import Corpus, Library, fingerprint, fingerprint_of
 from mupscale.data.hub import DEFAULT_TOKENIZER, HubText, import_datasets, open_hub
-from mupscale.data.preparing import TokenizingJob, prepare
+from mupscale.data.preparing import Report, TokenizingJob, prepare
 from mupscale.data.stdlib import stdlib_documents
 from mupscale.data.storing import default_cache
 from mupscale.data.subwords import Subwords, train_bpe
@@ -22,8 +21,6 @@ from mupscale.targets.settings import split_settings
 FORMS = ("python-stdlib", "text:PATH", "bin:PATH", "hf:NAME")
 # Part of the name of every prepared folder. Raise it when the same documents give other tokens.
 _FORMAT = "1"
-
-Report = Callable[[int], None]
 
 
 def open_corpus(

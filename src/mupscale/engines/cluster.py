@@ -338,43 +338,27 @@ def _folder() -> str | None:
 
 
 def _host(function: bytes, payload: bytes, terms: Terms, time_limit: float | None) -> End:
-    """In a Ray worker: make one attempt in a worker process below it, which serves later tasks
-    too.
+    """In a Ray worker: make one attempt in a worker process below it, which serves later tasks too,
+    unless Ray gives them other GPUs, which it does by the environment.
     """
-    return _hosts().attempt(function, payload, terms, time_limit)
+    made_for = function, terms, time_limit, os.environ.get("CUDA_VISIBLE_DEVICES")
+    pools = _pools()
+    for other in pools.keys() - {made_for}:
+        pools.pop(other).close()
+    if made_for not in pools:
+        pools[made_for] = Pool(function, terms, capacity=1, time_limit=time_limit, settled=Outcome)
+    pools[made_for].submit("", Pickled(payload))
+    try:
+        # In short intervals, because an interrupt by Ray does not end `select`.
+        while not (ended := pools[made_for].finished(_LIMIT_CHECK_SECONDS)):
+            pass
+    except BaseException:  # the task is cancelled, by an interrupt
+        pools.pop(made_for).close()
+        raise
+    return ended[0].result
 
 
 @functools.cache
-def _hosts() -> "_Host":
-    return _Host()
-
-
-class _Host:
-    """The worker below a Ray worker. It is replaced if Ray gives the next task other GPUs, which it
-    does by the environment.
-    """
-
-    def __init__(self) -> None:
-        self._pool: Pool | None = None
-        self._made_for: object = None
-
-    def attempt(self, function: bytes, payload: bytes, terms: Terms, limit: float | None) -> End:
-        made_for = function, terms, limit, os.environ.get("CUDA_VISIBLE_DEVICES")
-        if self._pool is None or self._made_for != made_for:
-            self._close()
-            self._pool = Pool(function, terms, capacity=1, time_limit=limit, settled=Outcome)
-            self._made_for = made_for
-        self._pool.submit("", Pickled(payload))
-        try:
-            # In short intervals, because an interrupt by Ray does not end `select`.
-            while not (ended := self._pool.finished(_LIMIT_CHECK_SECONDS)):
-                pass
-        except BaseException:  # the task is cancelled, by an interrupt
-            self._close()
-            raise
-        return ended[0].result
-
-    def _close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
+def _pools() -> dict[object, Pool]:
+    """The pool below this Ray worker, by what it was made for."""
+    return {}

@@ -15,7 +15,6 @@ from mupscale.engines.keeper import END_NOW, GRACE_SECONDS
 from mupscale.engines.wire import framed, take_message_
 from mupscale.errors import OptionError
 
-_WORKER = (sys.executable, "-P", "-m", "mupscale.engines.worker")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _CHUNK = 1 << 20
 _PAUSE_SECONDS = 0.002
@@ -51,8 +50,8 @@ class Terms:
         return {"PYTHONPATH": path} | dict.fromkeys(_THREADS, str(self.threads))
 
     @property
-    def argument(self) -> str:
-        return json.dumps([self.path, self.pythonpath, self.memory_limit])
+    def message(self) -> bytes:
+        return json.dumps([self.path, self.pythonpath, self.memory_limit]).encode()
 
 
 class Worker:
@@ -67,7 +66,7 @@ class Worker:
         self.requests: IO[bytes] = self._process.stdin
         self.answers: IO[bytes] = self._process.stdout
         os.set_blocking(self.requests.fileno(), False)
-        self._unsent: bytes | memoryview = framed(function)
+        self._unsent: bytes | memoryview = framed(terms.message) + framed(function)
         self._received = bytearray()
 
     def assign(self, payload: bytes) -> None:
@@ -198,7 +197,7 @@ def _started(terms: Terms) -> subprocess.Popen[bytes]:
     folder = terms.folder if terms.folder is not None and os.path.isdir(terms.folder) else None
     try:
         return subprocess.Popen(
-            [*_WORKER, str(os.getpid()), terms.argument],
+            [sys.executable, "-P", "-m", "mupscale.engines.worker", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -1,7 +1,7 @@
 """`python -m mupscale.engines.worker`: a process that reads jobs from its input until that ends.
 
-Its arguments are the process id of the driver and the settings. The first message has the function;
-each further message is a job, which the worker answers.
+The first message has the settings, the second the function. Each further message is a job, which
+the worker answers.
 """
 
 import json
@@ -21,11 +21,13 @@ from mupscale.engines.wire import framed, read_message
 def main() -> None:
     fork_kept(driver=int(sys.argv[1]))
     requests, answers = _protected_pipes()
-    _set_up(*json.loads(sys.argv[2]))
-    try:
-        _serve(requests, answers)
-    except BrokenPipeError:  # the driver has gone
-        os._exit(1)
+    setup = read_message(requests)
+    if setup is not None:
+        _set_up(*json.loads(setup))
+        try:
+            _serve(requests, answers)
+        except BrokenPipeError:  # the driver has gone
+            os._exit(1)
 
 
 def _protected_pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -8,14 +8,14 @@ would say more about that seed than about the optimum.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mupscale.analysis.optima import Optimum, fit_optimum
-from mupscale.studies.trials import Point, TrialRecord
+from mupscale.studies.trials import Point, Space, TrialRecord
 
 Array = NDArray[np.float64]
 Span = tuple[float, float]
@@ -61,7 +61,7 @@ class Observation:
 
 
 def adaptive_round(
-    space: Mapping[str, tuple[float, float]],
+    space: Space,
     seeds: Sequence[int],
     trials: Sequence[TrialRecord],
     count: int,

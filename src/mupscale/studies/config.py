@@ -20,6 +20,7 @@ from mupscale.errors import DimensionError, OptionError
 from mupscale.reading import Reading
 from mupscale.studies.commands import arguments
 from mupscale.studies.names import plain
+from mupscale.studies.trials import Space
 from mupscale.theory import read_rule
 from mupscale.training import RunConfig, lengths, settings
 
@@ -92,7 +93,7 @@ class Cell:
     'What is varied: {"n_kv_heads": 3}.'
     tables: Mapping[str, Any]
     "The tables of a run's config, without rule, seed and dimensions."
-    space: Mapping[str, tuple[float, float]]
+    space: Space
 
     @cached_property
     def name(self) -> str:
@@ -119,10 +120,8 @@ class StudyConfig:
     name: str
     rules: tuple[str | Mapping[str, Any], ...]
     seeds: tuple[int, ...]
-    space: Mapping[str, tuple[float, float]]
-    rule_space: Mapping[str, Mapping[str, tuple[float, float]]] = field(
-        default_factory=dict[str, Mapping[str, tuple[float, float]]]
-    )
+    space: Space
+    rule_space: Mapping[str, Space] = field(default_factory=dict[str, Space])
     "Ranges for one rule, by its name: [space.sp] in the file."
     vary: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     variants: tuple[Mapping[str, Any], ...] = ()
@@ -147,9 +146,9 @@ class StudyConfig:
             if f.name not in ("tables", "rule_space")
         ]
         settings.known("setting", given, [*fields, *RUN_TABLES])
-        for name in ("name", "space"):
+        for name, fix in _MISSING.items():
             if name not in given:
-                raise OptionError(f"the study has no {name}. {_MISSING[name]}")
+                raise OptionError(f"the study has no {name}. {fix}")
         space = settings.table("space", given.pop("space"))
         own = {
             name: space.pop(name)
@@ -454,8 +453,6 @@ def _check_search(config: StudyConfig) -> None:
             'search.method = "adaptive" searches only lr, but space has '
             f"{', '.join(config.space)}. Choose random, tpe or grid."
         )
-    if config.trainer is None:
-        settings.known("table of a run", config.tables, RUN_TABLES)
     if search.seed < 0:
         raise OptionError(f"search.seed = {search.seed} must be at least 0.")
 

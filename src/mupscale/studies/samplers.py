@@ -3,7 +3,7 @@ Optuna's samplers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from mupscale.errors import MissingExtraError, OptionError
 from mupscale.studies.adaptive import TOLERANCE, Observation, next_points
 from mupscale.studies.stopping import FAR, hopeless, reference
 from mupscale.studies.storage import quiet
-from mupscale.studies.trials import Point, TrialRecord
+from mupscale.studies.trials import Point, Space, TrialRecord
 
 try:
     import optuna
@@ -26,8 +26,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from optuna.study import Study
-
-Space = Mapping[str, tuple[float, float]]
 
 
 def tpe_round(

@@ -6,7 +6,7 @@ often the study was interrupted: proposing again gives the same round.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,7 @@ import numpy as np
 from mupscale.studies.adaptive import adaptive_round
 from mupscale.studies.config import Search, StudyConfig
 from mupscale.studies.stopping import reference
-from mupscale.studies.trials import Point, TrialRecord, best
-
-Space = Mapping[str, tuple[float, float]]
+from mupscale.studies.trials import Point, Space, TrialRecord, best
 
 IN_FLIGHT = 4
 """Trials of a study that are proposed together by default: a search learns from trial to trial, but

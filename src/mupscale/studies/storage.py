@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from mupscale.errors import MissingExtraError, MupscaleError, OptionError, StorageError
+from mupscale.studies.trials import Space
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 Record = Mapping[str, Any]
-Space = Mapping[str, tuple[float, float]]
 Remark = Callable[[str], object]
 """Takes a sentence for the user; also called from the mirror's thread."""
 

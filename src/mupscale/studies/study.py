@@ -32,13 +32,11 @@ from mupscale.studies.config import StudyConfig
 from mupscale.studies.joining import joined_config, same_training
 from mupscale.studies.names import inside
 from mupscale.studies.planning import check_plan, with_reading
-from mupscale.studies.storage import HURRY_SECONDS, Mirror
+from mupscale.studies.storage import HURRY_SECONDS, Mirror, Remark
 from mupscale.studies.trainers import TrialAssignment, check_trainer, train
 from mupscale.studies.trials import FAILED, TrialRecord
 
 RECORDS, CONFIG, STATUS = "records.jsonl", "study.toml", "status.json"
-
-Remark = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -250,7 +248,7 @@ class _Driver:
         self.study, self.config, self.book, self.known = study, study.config, book, known
         self.report, self.remark = report, remark
         self.cells = _cell_runs(self.config, _trials(book.results))
-        self._turn = deque(range(len(self.cells)))
+        self._turn = deque(self.cells)
         self._submitted: dict[str, tuple[Proposed, str, float]] = {}
         self._ran = any(trial.has_run for cell in self.cells for trial in cell.trials.values())
         self._failures: list[TrialRecord] = []
@@ -319,11 +317,9 @@ class _Driver:
 
     def _next(self) -> Proposed | None:
         """From the cells in turn, so that all progress evenly."""
-        for _ in range(len(self._turn)):
-            cell = self.cells[self._turn[0]]
+        for _ in self.cells:
             self._turn.rotate(-1)
-            proposed = cell.next()
-            if proposed is not None:
+            if (proposed := self._turn[-1].next()) is not None:
                 return proposed
         return None
 

@@ -8,6 +8,9 @@ from typing import Any, Literal, get_args
 
 from mupscale.errors import StorageError
 
+Space = Mapping[str, tuple[float, float]]
+"""The ranges of the searched parameters."""
+
 Status = Literal["finished", "diverged", "stopped", "failed", "oom", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 FAILED: frozenset[str] = frozenset(("failed", "oom", "timeout"))
