@@ -26,6 +26,7 @@ from mupscale.paper.sweeps import FIGURES, finding_in, with_ends
 from mupscale.paper.width_cells import (
     ABOVE_ZERO,
     DIVERGED,
+    NOT_ABOVE_ZERO,
     FitAnswer,
     RateTable,
     WidthRuns,
@@ -253,7 +254,7 @@ class Width(Experiment):
                 base=base, target=target, rule=answer.rule, reference=found.reference,
                 span=answer.question.removeprefix("drift, "),
             )  # fmt: skip
-            yield Claim(self.name, "best rates", says, _seen(answer), found.ended, "ours")
+            yield Claim(self.name, "best rates", says, _seen(answer), answer.runs, "ours")
         count, share = self.tuning_share(scale)
         yield Claim(
             self.name,
@@ -388,7 +389,9 @@ def _panel(found: WidthRuns, rule: str) -> WidthPanel:
         target=found.target,
         at_rate=sum(losses) / len(losses) if losses and len(losses) == len(measured) else None,
         regret=text,
-        gives_up=regret.agreement.verdict in (ABOVE_ZERO, DIVERGED),
+        gives_up={ABOVE_ZERO: True, DIVERGED: True, NOT_ABOVE_ZERO: False}.get(
+            regret.agreement.verdict
+        ),
     )
 
 

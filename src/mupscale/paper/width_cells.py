@@ -6,7 +6,7 @@ losses are compared, and that nothing counts unless all fits give it.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from mupscale.studies.trials import TrialRecord
 STILL_PER_DOUBLING = 0.17
 """A drift is still if its whole interval lies within this many octaves per doubling."""
 
-ABOVE_ZERO, DIVERGED = "above 0", "diverged"
+ABOVE_ZERO, NOT_ABOVE_ZERO, DIVERGED = "above 0", "indistinguishable from 0", "diverged"
 
 _ENDED = ("finished", "diverged")
 
@@ -129,6 +129,8 @@ class FitAnswer:
     missing: str
     "Why there is no value at all; empty if there is one."
     judge: Callable[[Estimate], str]
+    runs: int
+    "That it rests on."
 
     def estimate(self, fit: str) -> Estimate | None:
         values = self.by_fit.get(fit)
@@ -223,7 +225,9 @@ class WidthRuns:
             lowest = table.of_seeds(fit, table.seeds)
             return [loss - one.loss for loss, one in zip(losses, lowest, strict=True)]
 
-        return self._answer("regret", rule, table.seeds, missing, values, _above_zero, [table])
+        answer = self._answer("regret", rule, table.seeds, missing, values, _above_zero, [table])
+        given = self.given[rule].ended if rule in self.given else 0
+        return replace(answer, runs=self.base.ended + table.ended + given)
 
     def drift(self, rule: str, widths: Sequence[int]) -> FitAnswer:
         """The slope of log2 of the best rate over log2 of the width, for each seed."""
@@ -291,11 +295,12 @@ class WidthRuns:
         for fit in FITS if not missing else ():
             located = all(one.inside for table in tables for one in table.of_seeds(fit, seeds))
             by_fit[fit] = tuple(values(fit)) if located else None
-        return FitAnswer(question, rule, seeds, by_fit, missing, judge)
+        runs = sum(table.ended for table in tables)
+        return FitAnswer(question, rule, seeds, by_fit, missing, judge, runs)
 
 
 def _above_zero(one: Estimate) -> str:
-    return ABOVE_ZERO if one.low > 0 else "indistinguishable from 0"
+    return ABOVE_ZERO if one.low > 0 else NOT_ABOVE_ZERO
 
 
 def _lower_or_higher(one: Estimate) -> str:

@@ -29,7 +29,8 @@ class WidthCurve:
 @dataclass(frozen=True)
 class WidthPanel:
     """One rule. `log2_rate` is the best rate of the smallest width, `at_rate` the loss of the
-    largest one there, `regret` what it gives up, in words, and `gives_up` whether that is above 0.
+    largest one there, `regret` what it gives up, in words, and `gives_up` whether that is above 0
+    (None: not known).
     """
 
     title: str
@@ -38,7 +39,7 @@ class WidthPanel:
     target: int
     at_rate: float | None
     regret: str
-    gives_up: bool
+    gives_up: bool | None
 
     @property
     def target_curve(self) -> WidthCurve | None:
@@ -119,7 +120,8 @@ def _draw_panel(axes: "Axes", panel: WidthPanel, colours: dict[int, str], theme:
     axes.set_xticks(ticks, labels=[power_of_two(tick) for tick in ticks])
     axes.set_xlabel("learning rate (of the base)", color=theme.ink)
     axes.set_title(panel.title, loc="left", color=theme.ink, fontsize=12, fontweight="bold", pad=22)
-    note: Look = {"color": theme.loss if panel.gives_up else theme.calm, "fontweight": "bold"}
+    colour = {True: theme.loss, False: theme.calm, None: theme.quiet}[panel.gives_up]
+    note: Look = {"color": colour, "fontweight": "bold"}
     words = textwrap.shorten(panel.regret, _NOTE_CHARACTERS, placeholder=" …")
     axes.annotate(words, (0, 1), (0, 6), "axes fraction", "offset points", **note)
     if panel.log2_rate is not None:
