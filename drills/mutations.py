@@ -290,9 +290,13 @@ class Coverage:
                 self.of_file[line["file"]] |= callers
 
     def tests_for(self, mutant: Mutant, seconds: float) -> list[str]:
-        """Callers of the function, then other tests of the file, each fastest first."""
-        callers = self.of_function[mutant.file, mutant.function] if mutant.function else set()
-        others = self.of_file[mutant.file] or set(self.seconds)
+        """Callers of the function, then other tests of the file, each fastest first. All tests of
+        the room for what lies outside of functions: a test may read it without any call.
+        """
+        inside = mutant.function > 0
+        callers = self.of_function[mutant.file, mutant.function] if inside else set()
+        others = self.of_file[mutant.file] if inside else set[str]()
+        others = others or set(self.seconds)
         ordered = sorted(callers, key=self.seconds.__getitem__)
         ordered += sorted(others - callers, key=self.seconds.__getitem__)
         chosen, spent = list[str](), 0.0
@@ -316,6 +320,10 @@ def _run_pytest(
         def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
             if report.failed:
                 failed.send(report.nodeid.partition("[")[0])
+
+        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+            if report.failed:  # the file cannot even be imported
+                failed.send(report.nodeid)
 
     os.setsid()
     os.chdir(folder)
@@ -345,7 +353,7 @@ class Tree:
     def pytest(
         self, arguments: Sequence[str], timeout: float | None, **more: str
     ) -> tuple[int | None, list[str]]:
-        """The exit status, None after the time limit, and the tests that failed."""
+        """The exit status, None after the time limit, and the tests or files that failed."""
         environment = {"PYTHONPATH": f"{self.folder}/src:{self.folder}/tracing", **more}
         receiver, sender = PROCESSES.Pipe(duplex=False)
         what = str(self.folder), arguments, environment, sender
@@ -394,7 +402,8 @@ class Tree:
             self._write(path, source)
         if status == 0:
             return SURVIVED, tests
-        return (TIMED_OUT, tests) if status is None else (KILLED, failed[:1] or tests)
+        first = [test for test in tests if failed and f"{test}::".startswith(f"{failed[0]}::")]
+        return (TIMED_OUT, tests) if status is None else (KILLED, first[:1] or tests)
 
     def _write(self, path: Path, source: bytes) -> None:
         """With a new time: Python takes compiled code of the same time and size as current."""
@@ -520,7 +529,7 @@ def main() -> int:
         mutants = {room: mutants_in(room) for room in options.rooms}
         drill = Drill(folder, [Tree(Path(place)) for place in places], options.seconds)
         ended: dict[Mutant, str] = {}
-        failing: set[str] = set()
+        left_out, failing = set[str](), set[str]()
         for room, found in mutants.items():
             sample = sampled(found, options.mutants, options.seed)
             sample = [mutant for mutant in sample if options.only in mutant.place]
@@ -529,7 +538,8 @@ def main() -> int:
             outcomes = drill.pool.map(lambda one: drill.outcome(one, coverage), tried)  # noqa: B023
             ended |= dict(zip(tried, outcomes, strict=True))
             ended |= {mutant: "equivalent" for mutant in sample if mutant.equivalent}
-            failing |= coverage.failed | set(drill.failing(drill.killers(tried)))
+            left_out |= coverage.failed
+            failing |= set(drill.failing(drill.killers(tried)))
             print(_row(room, len(found), [ended[mutant] for mutant in sample]), flush=True)
     count = sum(map(len, mutants.values()))
     print(_row("all", count, list(ended.values())), end="\n\n")
@@ -537,6 +547,8 @@ def main() -> int:
         if end != KILLED:
             reason = f": {mutant.equivalent}" if mutant.equivalent else ""
             print(f"{end}: {mutant.place}: {mutant.what}{reason}")
+    for test in sorted(left_out):
+        print(f"left out, since it fails in the traced copy: {test}")
     for test in sorted(failing):
         print(f"fails without mutation: {test}")
     print(f"\nscore: the killed among those that are not equivalent\n{FIRST}")
