@@ -23,7 +23,9 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 COLUMNS = "100"
 
 _BLOCK = re.compile(r"^```(console|text)\n\$ (mupscale .*)\n((?:(?!```).*\n)+)```$", flags=re.M)
-_CLAIMS = re.compile(r"^Of \d+ claims of the paper .*\n\n(?:\|.*\n)+", flags=re.M)
+_CLAIMS = re.compile(
+    r"^Of \d+ claims of the paper,(?s:.*?)^\| experiment \| kind .*\n(?:\|.*\n)+", flags=re.M
+)
 
 
 @contextlib.contextmanager

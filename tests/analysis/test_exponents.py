@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from mupscale.analysis.contrasts import CellValue
-from mupscale.analysis.exponents import Exponents, Factored, fit_exponents, log2_paper_factor
+from mupscale.analysis.exponents import (
+    Exponents,
+    Factored,
+    fit_exponents,
+    log2_paper_factor,
+    still_by_fit,
+)
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.analysis.seed_blocks import SeedBlocks
 from mupscale.errors import DimensionError
@@ -60,6 +66,17 @@ def test_two_questions_have_two_answers():
         assert answer.one_serves > 0.05
     assert found.loss.gamma.excludes(0.4)
     assert found.runs == 11 * 27
+
+
+def test_each_fit_finds_the_exponent_and_says_where_it_finds_none():
+    tried = made(still=0.4, loss=1.3, noise=0.0005)
+    for one in still_by_fit(tried).values():
+        assert one is not None
+        assert one.value == pytest.approx(0.4, abs=0.15)
+        assert one.low <= 0.4 <= one.high
+        assert one.degrees_of_freedom == 2
+    # One factor at r = 12 is no curve.
+    assert set(still_by_fit(tried[:7]).values()) == {None}
 
 
 def test_an_exponent_that_differs_between_r_is_noticed():

@@ -149,7 +149,7 @@ def test_verdicts_are_those_of_the_intervals():
 
     assert experiment._grows([spread(1.0)]) == "agrees"
     assert experiment._grows([spread(-1.0)]) == "disagrees"
-    assert experiment._grows([spread(0.0)]) == "cannot be decided at this scale"
+    assert experiment._grows([spread(0.0)]) == "cannot be decided"
     assert experiment._held([spread(-0.5)]) == "agrees"
     assert experiment._held([spread(1.0)]) == "disagrees"
     assert experiment._like_root([spread(0.5)]).startswith("Yes")

@@ -4,14 +4,18 @@ known.
 
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
+from mupscale.analysis.exponents import log2_paper_factor, still_by_fit
 from mupscale.errors import OptionError
-from mupscale.paper.kv_factor import BASE, EXPERIMENT
+from mupscale.paper.kv_factor import BASE, EXPERIMENT, _steps, _without_a_seed
 from mupscale.studies import Study
 from mupscale.training.preparation import plan_for
 
@@ -114,7 +118,12 @@ def test_findings_answer_both_questions_with_intervals(folder):
     claims = EXPERIMENT.claims_in("cpu", folder)
     assert [claim.verdict for claim in claims] == ["ours", "ours"]
     assert "not bounded" in claims[0].seen
-    assert "excludes f = (1 + √r)/2" in claims[1].seen
+    # Losses have one fit, so that its interval only points.
+    assert "points against f = (1 + √r)/2" in claims[1].seen
+    assert all(claim.kind == "best rates" for claim in claims)
+    assert "by the other fits: quadratic γ" in claims[0].seen
+    assert "steps: 481 at r = 1, 427 at r = 4, 415 at r = 12" in claims[0].seen
+    assert "(3 seeds)" in claims[0].seen
 
 
 def test_the_figure_and_the_table_are_written(folder):
@@ -137,3 +146,53 @@ def test_the_dry_run_checks_every_cell_at_both_scales():
     lines = list(EXPERIMENT.dry_run("cpu"))
     assert sum("kv-half" in line for line in lines) == 2
     assert any("complete-p.n_kv_heads-12" in line for line in lines)
+
+
+class TestRecorded:
+    """What the committed runs say, recomputed here by other means."""
+
+    @pytest.fixture(scope="class")
+    def tried(self):
+        return EXPERIMENT.tried("cpu", ROOT / "results" / "kv-factor")
+
+    def test_the_cubic_of_each_seed_excludes_the_papers_factor_as_the_paired_t_test_does(
+        self, tried
+    ):
+        """γ = 1 is excluded if the sum over r of what the optimum moves by is not 0 (t-test)."""
+        found = still_by_fit(tried)
+        sums = np.zeros(6)
+        for r in (4, 12):
+            lever = log2_paper_factor(r)
+            moved = [cubic_minimum(one) for one in tried if (one.r, one.log2_factor) == (r, lever)]
+            base = [cubic_minimum(one) for one in tried if one.r == 1]
+            sums += lever * (moved[0] - base[0])
+        assert stats.ttest_1samp(sums, 0).pvalue == pytest.approx(0.017, abs=0.002)
+        assert found["cubic"].excludes(1)
+        assert not found["Gaussian process"].excludes(1)
+        assert found["quadratic"] is None
+
+    def test_without_one_seed_the_upper_end_reaches_beyond_the_papers_factor(self, tried):
+        text = _without_a_seed(tried)
+        ends = [float(one) for one in re.findall(r"(\d+\.\d+) \(without", text)]
+        assert ends[0] < 1 < ends[1]
+        fewer = [replace(one, runs=[run for run in one.runs if run.seed < 45]) for one in tried]
+        assert _without_a_seed(fewer) == ""
+
+
+def cubic_minimum(one) -> np.ndarray:
+    """Of each seed's runs within two octaves of the lowest mean loss, by numpy alone."""
+    rates = sorted({math.log2(run.params["lr"]) for run in one.runs})
+    losses = {(run.seed, math.log2(run.params["lr"])): run.loss for run in one.runs}
+    table = np.array([[losses[seed, rate] for rate in rates] for seed in range(42, 48)])
+    centre = rates[int(table.mean(axis=0).argmin())]
+    near = np.abs(np.array(rates) - centre) <= 2
+    x, fine = np.array(rates)[near], np.linspace(max(rates[0], centre - 2), centre + 2, 4001)
+    fine = fine[fine <= rates[-1]]
+    return np.array([fine[np.polyval(np.polyfit(x, y[near], 3), fine).argmin()] for y in table])
+
+
+def test_runs_of_the_same_length_need_no_remark(folder):
+    tried = EXPERIMENT.tried("cpu", folder)
+    assert "which may move the optimum" in _steps(tried)
+    same = [replace(one, runs=[replace(run, steps=9) for run in one.runs]) for one in tried]
+    assert _steps(same) == ""

@@ -1,12 +1,14 @@
 """What the paper's sweeps say of its claims, on runs whose answer is known."""
 
 import math
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from mupscale.analysis import Estimate, Measurement, Member, analyse
+from mupscale.analysis.by_fit import SeedOptima
 from mupscale.analysis.verdicts import judge_drift
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.paper import EXPERIMENTS, experiment_named
@@ -17,7 +19,7 @@ from mupscale.studies import Study
 from tests.paper.made_runs import SEEDS, curve_runs, seen_over
 
 R = (1, 2, 3, 4, 6, 12)
-UNDECIDED = "cannot be decided at this scale"
+UNDECIDED = "cannot be decided"
 
 
 def verdicts(name: str, seen: SweepFinding) -> list[str]:
@@ -72,7 +74,65 @@ class TestGqaAblation:
             experiment_named("gqa-ablation").findings("cpu", tmp_path)
 
 
+class TestFits:
+    """A claim is decided only if every fit decides it."""
+
+    def seen(self) -> SweepFinding:
+        return seen_over("r", R, {"mup": lambda x: -6, "gqa-mup": lambda x: -6 + 0.4 * x})
+
+    def test_a_fit_that_locates_nothing_leaves_only_a_hint(self) -> None:
+        seen = self.seen()
+        assert verdicts("gqa-ablation", seen)[:2] == ["disagrees", "disagrees"]
+        optima = {fit: dict(cells) for fit, cells in seen.optima_by_fit.by_fit.items()}
+        optima["cubic"].pop(("mup", seen.cells("mup")[0].member))
+        seen.__dict__["optima_by_fit"] = SeedOptima(optima)
+        assert verdicts("gqa-ablation", seen)[:2] == ["points against", "points against"]
+        claims = list(experiment_named("gqa-ablation").claims(seen))  # pyright: ignore[reportAttributeAccessIssue]
+        assert "cubic not located" in claims[0].seen
+        assert "cubic unknown" in claims[0].seen
+
+    def test_fits_that_contradict_each_other_decide_nothing(self) -> None:
+        seen = self.seen()
+        optima = {fit: dict(cells) for fit, cells in seen.optima_by_fit.by_fit.items()}
+        for key in list(optima["cubic"]):
+            place = math.log2(key[1].position or 1)
+            # Under the cubic, mup moves and gqa-mup does not.
+            best = -6 + 0.8 * place if key[0] == "mup" else -6
+            optima["cubic"][key] = {seed: best + 0.001 * seed for seed in SEEDS}
+        seen.__dict__["optima_by_fit"] = SeedOptima(optima)
+        assert verdicts("gqa-ablation", seen)[:2] == [UNDECIDED, UNDECIDED]
+
+    def test_each_fit_gives_the_drift_that_was_put_in(self) -> None:
+        for one in self.seen().drifts_by_fit("gqa-mup").values():
+            assert one is not None
+            assert one.value == pytest.approx(0.4, abs=0.03)
+        for one in self.seen().further_by_fit("gqa-mup", "mup").values():
+            assert one is not None
+            assert one.value == pytest.approx(0.4, abs=0.05)
+
+    def test_a_part_of_the_family_has_no_comparison(self) -> None:
+        """At r = 12 the best rate lies beyond all that were tried, as for SGD in the records."""
+        best = {
+            "complete-p": lambda x: -6.5 + 0.4 * x if x <= 2 else -1,
+            "gqa-mup": lambda x: -6.5,
+        }
+        seen = seen_over("r", (1, 2, 4, 12), best)
+        (claim,) = experiment_named("sgd").claims(seen)  # pyright: ignore[reportAttributeAccessIssue]
+        assert "complete-p: no drift known (3 of 4 models have an optimum)" in claim.seen
+        assert "gqa-mup: drift" in claim.seen
+        assert "further" not in claim.seen
+        assert "minus" not in claim.seen
+
+
 class TestDepth:
+    def test_what_the_rate_of_the_shallowest_costs_is_said(self) -> None:
+        best = dict.fromkeys(("beta-1", "beta-1-over-sqrt-L", "complete-p"), lambda x: -6 - 0.5 * x)
+        seen = seen_over("depth", (2, 4), best)
+        claim = next(iter(experiment_named("depth").claims(seen)))  # pyright: ignore[reportAttributeAccessIssue]
+        assert re.search(
+            r"best rate of depth = 2: 0\.02\d \[.*\] \(depth = 4\) \(3 seeds\)", claim.seen
+        )
+
     def test_only_one_over_l_holding_still_agrees(self) -> None:
         best = {
             "beta-1": lambda x: -5 - 0.6 * x,
@@ -159,8 +219,9 @@ class TestWeightDecay:
         assert still is not None
         assert still.value == pytest.approx(0.0, abs=0.05)
 
-    def test_a_decay_that_moves_unless_scaled_agrees(self) -> None:
-        assert verdicts("weight-decay", self.seen(1.0))[1] == "agrees"
+    def test_a_decay_that_moves_unless_scaled_points_for_it(self) -> None:
+        """Surfaces have one fit, so that no more is said."""
+        assert verdicts("weight-decay", self.seen(1.0))[1] == "points for"
         assert verdicts("weight-decay", self.seen(0.0))[1] == UNDECIDED
 
     def test_the_weaker_half_of_decays_is_looked_at_by_rate_alone(self) -> None:
@@ -181,11 +242,17 @@ class TestWeightDecay:
             for y in (-5, -4, -3, 0, 1, 2)
         ]
         weak = with_weak_decay(SweepFinding(analyse(runs, axis="parameters"), runs))
+        assert weak.seeds == 1
         transfer = weak.transfer("mup")
         assert weak.count() == len(runs) // 2
         assert transfer is not None
         assert transfer.drift is not None
         assert transfer.drift.value == pytest.approx(0.5, abs=0.03)
+
+    def test_runs_that_grow_with_the_size_are_said_to(self) -> None:
+        claim = list(experiment_named("weight-decay").claims(self.seen(0.0)))[-1]  # pyright: ignore[reportAttributeAccessIssue]
+        assert "1 seed; batch, warmup and steps grow" in claim.seen
+        assert "steps: small 100, medium 200, large 400" in claim.seen
 
     def test_the_table_stands_beside_the_papers(self) -> None:
         text = "\n".join(variance_lines(self.seen(1.0)))
