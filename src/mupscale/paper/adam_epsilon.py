@@ -200,11 +200,7 @@ class AdamEpsilon(Experiment):
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
         size = SIZES[scale]
-        checks = {
-            (eps, rule): recorded_check(folder / f"{eps}-{rule}", size.starts)
-            for eps, rule in CHECKS
-        }
-        gradients = _Gradients(recorded(folder / "gradients.jsonl", size.starts), size)
+        checks, gradients = _recorded_runs(folder, size)
         rows = list(_rows(checks, gradients))
         figure = _figure(checks, gradients, size)
         paths = [
@@ -215,6 +211,10 @@ class AdamEpsilon(Experiment):
         head = ("slope over width of", "ε0", "ε", *SLOPE_HEAD)
         table = text_table(head, cells, right=("slope", "theory"))
         return Findings((table,), tuple(_claims(rows, size)), tuple(paths))
+
+    def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
+        rows = list(_rows(*_recorded_runs(folder, SIZES[scale])))
+        return tuple(_claims(rows, SIZES[scale]))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = SIZES[scale]
@@ -253,6 +253,13 @@ class _Gradients:
     def left(self, role: str) -> list[list[float]]:
         """By seed, theory's share for a fixed ε over the widths, from the base's gradient alone."""
         return [self._of[seed, min(self.widths)][role]["left"] for seed in self.seeds]
+
+
+def _recorded_runs(folder: Path, size: EpsilonSize) -> tuple[Mapping[Key, CheckResult], _Gradients]:
+    checks = {
+        (eps, rule): recorded_check(folder / f"{eps}-{rule}", size.starts) for eps, rule in CHECKS
+    }
+    return checks, _Gradients(recorded(folder / "gradients.jsonl", size.starts), size)
 
 
 def _rows(checks: Mapping[Key, CheckResult], gradients: _Gradients) -> Iterator[EpsilonRow]:

@@ -268,9 +268,8 @@ class DecayBalance(Experiment):
         )
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
-        size = SIZES[scale]
-        seen = _BalanceRuns(recorded(folder / "runs.jsonl", size.runs), size)
-        rows = [*_balance_rows(seen), *_relative_rows(seen), *_part_rows(seen)]
+        seen = _recorded_runs(folder, SIZES[scale])
+        rows = _rows(seen)
         paths = [reports.save_csv([vars(row) for row in rows], folder / "slopes.csv")]
         paths += reports.save_figure(_balance_figure(seen), folder / "balance", ("png", "svg"))
         paths += reports.save_figure(_parts_figure(seen), folder / "parts", ("png", "svg"))
@@ -281,6 +280,10 @@ class DecayBalance(Experiment):
         head = ("slope over width of", "decay", *SLOPE_HEAD)
         lines = (text_table(head, cells, right=("slope", "theory")), "", *_parts_lines(seen))
         return Findings(lines, tuple(_claims(rows, seen)), tuple(paths))
+
+    def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
+        seen = _recorded_runs(folder, SIZES[scale])
+        return tuple(_claims(_rows(seen), seen))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = SIZES[scale]
@@ -333,6 +336,14 @@ class _BalanceRuns:
     def fall(self, error: Error) -> list[list[float]]:
         """How far the loss came down, in nats."""
         return self.table(error, lambda run: run["losses"][0] - run["losses"][-1])
+
+
+def _recorded_runs(folder: Path, size: BalanceSize) -> _BalanceRuns:
+    return _BalanceRuns(recorded(folder / "runs.jsonl", size.runs), size)
+
+
+def _rows(seen: _BalanceRuns) -> list[BalanceRow]:
+    return [*_balance_rows(seen), *_relative_rows(seen), *_part_rows(seen)]
 
 
 def _balance_rows(seen: _BalanceRuns) -> Iterator[BalanceRow]:

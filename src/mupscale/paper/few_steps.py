@@ -205,8 +205,7 @@ def described(model: nn.Module) -> str:
 
 def recorded_check(folder: Path, runs: int) -> CheckResult:
     """The verdict on a coordinate check whose runs are all in the folder."""
-    results = recorded(folder / "runs.jsonl", runs)
-    about, _ = Ledger.read(folder / "runs.jsonl")
+    about, results = _complete(folder / "runs.jsonl", runs)
     name, found = about["vary"], list(results.values())
     values = sorted({run["value"] for run in found})
     about |= {"vary": {name: values}, "seeds": sorted({run["seed"] for run in found})}
@@ -215,14 +214,18 @@ def recorded_check(folder: Path, runs: int) -> CheckResult:
 
 def recorded(ledger: Path, jobs: int) -> dict[str, Any]:
     """The results of a complete ledger."""
+    return _complete(ledger, jobs)[1]
+
+
+def _complete(ledger: Path, jobs: int) -> tuple[dict[str, Any], dict[str, Any]]:
     refuse_empty(ledger.parent, ledger.name)
-    _, results = Ledger.read(ledger)
+    about, results = Ledger.read(ledger)
     if len(results) < jobs:
         raise OptionError(
             f"{ledger} holds {len(results)} of {jobs} runs. Run the same command again to complete "
             "it."
         )
-    return results
+    return about, results
 
 
 def relative_updates(check: CheckResult, role: str) -> list[list[float]]:

@@ -131,6 +131,11 @@ class GqaNoise(Experiment):
         claims = (*_update_claims(updates, size.starts), *_trained_claims(trained, runs))
         return Findings((_table([*updates, *trained]), *remarks), claims, tuple(paths))
 
+    def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
+        size, updates = SIZES[scale], _updates(folder / "updates", SIZES[scale])
+        trained, runs, _ = _trained(folder)
+        return (*_update_claims(updates, size.starts), *_trained_claims(trained, runs))
+
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = SIZES[scale]
         yield f"{self.name}: updates under {' and '.join(RULES)} over"
