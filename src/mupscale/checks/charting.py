@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from mupscale.analysis.slopes import t_quantile
-from mupscale.checks import statistics
 from mupscale.checks.judging import NormTable
 from mupscale.checks.result import CheckResult
 from mupscale.checks.statistics import STATISTICS
@@ -33,7 +32,7 @@ def curves(result: CheckResult, statistic: str) -> list[NormCurve]:
     chosen, table = STATISTICS[statistic], NormTable(result.runs, result.quantity)
 
     def curve(role: str, x: int) -> NormCurve:
-        by_seed = [statistics.by_step(table.at(x, seed), chosen, role) for seed in table.seeds]
+        by_seed = [table.by_step(table.at(x, seed), chosen, role) for seed in table.seeds]
         return _curve(role, x, by_seed, result)
 
     return [curve(role, x) for role in table.roles(chosen) for x in table.x]

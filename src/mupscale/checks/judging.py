@@ -123,7 +123,7 @@ def _series(table: "NormTable", quantity: Quantity) -> Iterator[_Series]:
         judged = statistic.judged and not over_depth
         for role in table.roles(statistic):
             label = statistic.label_for(table.runs[0], role)
-            measured = partial(statistics.by_step, statistic=statistic, role=role)
+            measured = partial(table.by_step, statistic=statistic, role=role)
             predicted = partial(statistics.predicted, statistic=statistic, role=role)
             yield _Series(name, label, role, judged, measured, predicted)
 
@@ -133,7 +133,7 @@ def coherences(runs: Sequence[Run], quantity: Quantity) -> list[Coherence]:
     table, statistic = NormTable(runs, quantity), STATISTICS["coherence"]
     found: list[Coherence] = []
     for role in table.roles(statistic):
-        kappa = partial(statistics.by_step, statistic=statistic, role=role)
+        kappa = partial(table.by_step, statistic=statistic, role=role)
         columns = zip(*table.means(kappa), strict=True)
         for x, column in zip(table.x, columns, strict=True):
             noise = statistics.noise_coherence(table.at(x), role)
@@ -151,6 +151,7 @@ class NormTable:
         self._runs: Mapping[tuple[int, float], Run] = {
             (run["seed"], run[quantity]): run for run in self.runs
         }
+        self._by_role: dict[tuple[int, str], dict[str, list[float]]] = {}
 
     def at(self, x: float, seed: int | None = None) -> Run:
         return self._runs[self.seeds[0] if seed is None else seed, x]
@@ -159,9 +160,16 @@ class NormTable:
         """The roles with numbers in every run."""
         return [
             role
-            for role in statistics.roles(self.runs[0], statistic)
-            if all(statistics.by_step(run, statistic, role) for run in self.runs)
+            for role in statistics.by_role(self.runs[0], statistic)
+            if all(self.by_step(run, statistic, role) for run in self.runs)
         ]
+
+    def by_step(self, run: Run, statistic: Statistic, role: str) -> list[float]:
+        """Of one of the table's runs; computed once for all roles."""
+        key = id(run), statistic.name
+        if key not in self._by_role:
+            self._by_role[key] = statistics.by_role(run, statistic)
+        return self._by_role[key].get(role, [])
 
     def means(self, measured: Measured) -> list[list[float]]:
         """The geometric mean over steps, for each seed and value."""

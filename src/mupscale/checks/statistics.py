@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 Run = Mapping[str, Any]
 Quantity = Literal["r", "width", "depth"]
 THIN = ("readout", "router")
@@ -236,10 +234,12 @@ def parts(run: Run, statistic: Statistic, role: str | None = None) -> list[PartV
     ]
 
 
-def roles(run: Run, statistic: Statistic) -> list[str]:
-    """The roles for which a statistic has numbers, in the order of the model."""
-    measured = (part.role for part in parts(run, statistic) if any(statistic.measured(part)))
-    return list(dict.fromkeys(measured))
+def by_role(run: Run, statistic: Statistic) -> dict[str, list[float]]:
+    """`by_step` of each role, in the order of the model."""
+    columns: dict[str, list[Sequence[float | None]]] = {}
+    for part in parts(run, statistic):
+        columns.setdefault(part.role, []).append(statistic.measured(part))
+    return {role: _over_layers(several) for role, several in columns.items()}
 
 
 def by_step(run: Run, statistic: Statistic, role: str) -> list[float]:
@@ -248,7 +248,10 @@ def by_step(run: Run, statistic: Statistic, role: str) -> list[float]:
 
     Behind a projection that starts at zero there is no gradient at first, and nothing moves.
     """
-    columns = [list(statistic.measured(part)) for part in parts(run, statistic, role)]
+    return _over_layers([statistic.measured(part) for part in parts(run, statistic, role)])
+
+
+def _over_layers(columns: Sequence[Sequence[float | None]]) -> list[float]:
     starts = [next((k for k, v in enumerate(column) if v), len(column)) for column in columns]
     moving = [
         (start, column)
@@ -256,8 +259,8 @@ def by_step(run: Run, statistic: Statistic, role: str) -> list[float]:
         if start < len(column) and all(column[start:])
     ]
     first = max((start for start, _ in moving), default=0)
-    logs = [np.log(np.array(column[first:], dtype=float)) for _, column in moving]
-    return np.exp(np.mean(logs, axis=0)).tolist() if logs else []
+    steps = zip(*(column[first:] for _, column in moving), strict=True)
+    return [geometric_mean([value for value in layers if value]) for layers in steps]
 
 
 def predicted(run: Run, statistic: Statistic, role: str) -> float | None:

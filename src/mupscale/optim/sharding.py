@@ -1,16 +1,10 @@
-"""Tensors that are sharded over ranks (DTensor): the local part, the whole, and writing back.
-
-They are recognized by their methods, since importing torch.distributed.tensor takes more than half
-a second.
-"""
+"""Tensors that are sharded over ranks (DTensor): the local part, the whole, and writing back."""
 
 from typing import Any, cast
 
 from torch import Tensor
 
-
-def is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "full_tensor")
+from mupscale.norms.matrices import is_sharded
 
 
 def aligned(tensor: Tensor, like: Tensor) -> Tensor:
@@ -48,8 +42,6 @@ def write_back_(target: Tensor, values: Tensor) -> None:
         return  # `values` is the target itself, or a view of it
     from torch.distributed.tensor import DTensor, Replicate
 
-    shared = cast(DTensor, target)
-    everywhere = DTensor.from_local(
-        values, shared.device_mesh, [Replicate()] * shared.device_mesh.ndim
-    )
-    shared.copy_(everywhere.redistribute(shared.device_mesh, shared.placements))
+    mesh = target.device_mesh
+    everywhere = DTensor.from_local(values, mesh, [Replicate()] * mesh.ndim)
+    target.copy_(everywhere.redistribute(mesh, target.placements))

@@ -115,7 +115,7 @@ class AdamEpsilon(FewStepsExperiment):
 
     def findings(self, scale: Scale, folder: Path) -> Findings:
         size = self.sizes[scale]
-        seen = Shares(size, self.checked(size, folder), self.recorded(size, folder))
+        seen = self._seen(size, folder)
         rows = Slopes(_rows(seen))
         paths = [
             reports.save_csv([row.columns(rest=True) for row in rows], folder / "slopes.csv"),
@@ -130,6 +130,13 @@ class AdamEpsilon(FewStepsExperiment):
         ]
         table = rows.text("slope over width of", "ε0", "ε")
         return Findings((table,), tuple(_claims(rows, size)), tuple(paths))
+
+    def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
+        size = self.sizes[scale]
+        return tuple(_claims(Slopes(_rows(self._seen(size, folder))), size))
+
+    def _seen(self, size: FewSteps, folder: Path) -> "Shares":
+        return Shares(size, self.checked(size, folder), self.recorded(size, folder))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = self.sizes[scale]

@@ -194,6 +194,11 @@ class DecayBalance(FewStepsExperiment):
         lines = (rows.text("slope over width of", "decay"), "", *_parts_lines(seen))
         return Findings(lines, tuple(_claims(rows, size)), tuple(paths))
 
+    def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
+        size = self.sizes[scale]
+        seen = BalanceRuns(size, self.recorded(size, folder))
+        return tuple(_claims(Slopes(_rows(seen)), size))
+
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = self.sizes[scale]
         yield f"{self.name}: {', '.join(error.label for error in ERRORS)}, each over"

@@ -118,6 +118,12 @@ class GqaNoise(FewStepsExperiment):
         claims = (*_update_claims(updates, size.starts), *_trained_claims(trained, runs))
         return Findings((_table([*updates, *trained]), *remarks), claims, tuple(paths))
 
+    def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
+        size = self.sizes[scale]
+        updates = _updates(size, self.checked(size, folder / "updates"))
+        trained, runs, _ = _trained(folder)
+        return (*_update_claims(updates, size.starts), *_trained_claims(trained, runs))
+
     def dry_run(self, scale: Scale) -> Iterator[str]:
         size = self.sizes[scale]
         yield f"{self.name}: updates under {' and '.join(CHECKS)} over"

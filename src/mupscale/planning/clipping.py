@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from mupscale.errors import NonFiniteError, OptionError
+from mupscale.norms.matrices import is_sharded
 from mupscale.planning.rows import along, row_factors
 from mupscale.planning.values import PlannedParameter
 
@@ -77,7 +77,7 @@ def _without_row_factors(parameter: PlannedParameter, gradient: Tensor) -> Tenso
 
 
 def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return norm.full_tensor() if is_sharded(norm) else norm
 
 
 # Before each step of an optimizer

@@ -4,9 +4,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from mupscale.norms.matrices import is_sharded
 from mupscale.planning.values import Slices
 
 
@@ -33,7 +32,9 @@ def row_factors(
 def along(axis: int, factors: Tensor, like: Tensor) -> Tensor:
     """The factors shaped to multiply `like` along an axis, on its device and mesh."""
     factors = factors.to(like.dtype).reshape([-1 if k == axis else 1 for k in range(like.ndim)])
-    if isinstance(like, DTensor):
+    if is_sharded(like):
+        from torch.distributed.tensor import Replicate, distribute_tensor
+
         mesh = like.device_mesh
         return distribute_tensor(factors.to(like.device), mesh, [Replicate()] * mesh.ndim)
     return factors.to(like.device)
@@ -41,8 +42,10 @@ def along(axis: int, factors: Tensor, like: Tensor) -> Tensor:
 
 def local_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
     """The part of a tensor that lives here, its shape, and where it begins in the whole."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return tensor, tuple(tensor.shape), (0,) * tensor.ndim
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     shape, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )

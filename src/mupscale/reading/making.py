@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from mupscale.norms.matrices import is_sharded
 from mupscale.reading.facts import Made
 from mupscale.reading.roles import Role
 from mupscale.reading.structure import Entry
@@ -26,7 +26,7 @@ def made(entry: Entry) -> Made:
     tensor = entry.tensor
     if not tensor.requires_grad:
         return "frozen"
-    if tensor.is_meta or isinstance(tensor, DTensor):
+    if tensor.is_meta or is_sharded(tensor):
         return "unknown"
     return "constant" if constant(tensor) is not None or _few_values(tensor) else "drawn"
 
@@ -34,7 +34,7 @@ def made(entry: Entry) -> Made:
 @torch.no_grad()
 def constant(tensor: Tensor) -> float | None:
     """The value of a tensor whose entries are all equal; otherwise None."""
-    if tensor.is_meta or isinstance(tensor, DTensor) or tensor.numel() == 0:
+    if tensor.is_meta or is_sharded(tensor) or tensor.numel() == 0:
         return None
     sample = _sample(tensor)
     if bool((sample != sample[0]).any()):
@@ -62,7 +62,7 @@ def has_numbers(found: Sequence[Entry]) -> bool:
     """Whether the model has numbers: it is not on the meta device or in uninitialized memory."""
     kinds = ("linear", "embedding")
     matrices = [e.tensor for e in found if len(e.shape) > 1 and e.kind in kinds]
-    if any(tensor.is_meta or isinstance(tensor, DTensor) for tensor in matrices):
+    if any(tensor.is_meta or is_sharded(tensor) for tensor in matrices):
         return False
     samples = [_sample(tensor) for tensor in matrices]
     if not all(bool((sample.abs() < _SENSIBLE).all()) for sample in samples):

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.nn.parallel import DistributedDataParallel
 
 from mupscale.errors import OptionError
 from mupscale.models import GPT
+from mupscale.norms.matrices import is_sharded
+from mupscale.planning.rows import local_part
 from mupscale.training.config import Machine
 from mupscale.training.devices import device_named
 
@@ -85,6 +84,8 @@ def joined(machine: Machine) -> Generator[Processes]:
 def shared(model: GPT, machine: Machine, processes: Processes) -> nn.Module:
     """The model on this process's device, wrapped or sharded, with uninitialized weights."""
     if machine.shard == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
@@ -97,20 +98,22 @@ def shared(model: GPT, machine: Machine, processes: Processes) -> nn.Module:
 
 def whole(tensor: Tensor) -> Tensor:
     """A tensor on the CPU, gathered from all ranks if it is sharded. Every rank must call this."""
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    full = tensor.full_tensor() if is_sharded(tensor) else tensor
     return full.detach().cpu().contiguous()
 
 
 @torch.no_grad()
 def fill_(tensor: Tensor, value: Tensor) -> None:
     """Set a tensor, or this rank's shard of it, from the whole value."""
-    (tensor.to_local() if isinstance(tensor, DTensor) else tensor).copy_(_share(tensor, value))
+    (tensor.to_local() if is_sharded(tensor) else tensor).copy_(_share(tensor, value))
 
 
 def like(parameter: Tensor, value: Tensor) -> Tensor:
     """A tensor of an optimizer's state, placed like its parameter."""
-    if not isinstance(parameter, DTensor) or value.shape != parameter.shape:
+    if not is_sharded(parameter) or value.shape != parameter.shape:
         return value.to(parameter.device) if value.ndim else value
+    from torch.distributed.tensor import DTensor
+
     local = _share(parameter, value).to(parameter.device).clone()
     mesh, placements = parameter.device_mesh, parameter.placements
     return DTensor.from_local(
@@ -120,10 +123,8 @@ def like(parameter: Tensor, value: Tensor) -> Tensor:
 
 def _share(tensor: Tensor, value: Tensor) -> Tensor:
     """The shard of this rank. Nothing is sent: every rank has the whole value."""
-    if not isinstance(tensor, DTensor):
+    if not is_sharded(tensor):
         return value
-    shape, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
+    _, shape, offset = local_part(tensor)
     ends = zip(offset, shape, strict=True)
     return value[tuple(slice(start, start + length) for start, length in ends)]
