@@ -12,7 +12,7 @@ from mupscale.cli import main
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import budget
 from mupscale.recipes.exports import KINDS
-from mupscale.recipes.lengths import SequenceLength, length_for
+from mupscale.recipes.lengths import length_for
 from mupscale.recipes.shapes import shape_of
 from mupscale.reports.page.recipes import recipe_view
 from mupscale.targets import build, resolve
@@ -322,9 +322,7 @@ class TestBatchRule:
         assert "the study's batch rule: printed" in by_print.to_text(columns=200)
 
     def test_steps_do_not_depend_on_whether_a_sequence_is_known(self):
-        known, unknown = (
-            length_for(10**8, 10**9, SequenceLength(size, "")) for size in (8192, None)
-        )
+        known, unknown = (length_for(10**8, 10**9, (size, "")) for size in (8192, None))
         assert (known.steps, known.warmup, known.batch_tokens) == (
             unknown.steps,
             unknown.warmup,

@@ -10,14 +10,6 @@ from mupscale.recipes.shapes import ModelShape
 
 
 @dataclass(frozen=True)
-class SequenceLength:
-    """Tokens per sequence (None if unknown), and where the number comes from."""
-
-    tokens: int | None
-    source: str
-
-
-@dataclass(frozen=True)
 class RunLength:
     """The target's run in numbers."""
 
@@ -33,8 +25,9 @@ class RunLength:
     warmup: int
 
 
-def sequence_for(shape: ModelShape, requested: int | None) -> SequenceLength:
-    """The requested length, or the paper's 8192 cut to the target's positions.
+def sequence_for(shape: ModelShape, requested: int | None) -> tuple[int | None, str]:
+    """Tokens per sequence, and their source: the requested length, or the paper's 8192 cut to the
+    target's positions.
 
     None if the target's config does not give its positions. A table of learned positions is a hard
     limit.
@@ -48,34 +41,32 @@ def sequence_for(shape: ModelShape, requested: int | None) -> SequenceLength:
                 f"{shape.architecture} has embeddings for. Choose at most "
                 f"{shape.learned_positions}, or a target with more positions."
             )
-        return SequenceLength(requested, "given")
+        return requested, "given"
     if shape.positions is None:
-        return SequenceLength(None, "not known")
+        return None, "not known"
     if shape.positions <= SEQUENCE_TOKENS:
-        return SequenceLength(shape.positions, "all positions of the target")
-    source = f"the paper's; the target has {shape.positions:,} positions"
-    return SequenceLength(SEQUENCE_TOKENS, source)
+        return shape.positions, "all positions of the target"
+    return SEQUENCE_TOKENS, f"the paper's; the target has {shape.positions:,} positions"
 
 
 def length_for(
-    parameters: int, total: float, sequence: SequenceLength, rule: BatchRule = "table"
+    parameters: int, total: float, sequence: tuple[int | None, str], rule: BatchRule = "table"
 ) -> RunLength:
     """The run of a model with `parameters` parameters on `total` tokens.
 
     The batch rule counts sequences of 8192 tokens; other sequences fill the same number of tokens.
 
-    >>> sequence = SequenceLength(8192, "given")
-    >>> run = length_for(88_190_000, 881_900_000, sequence)
+    >>> run = length_for(88_190_000, 881_900_000, (8192, "given"))
     >>> run.batch_sequences, run.batch_tokens, run.steps, run.warmup
     (33, 270336, 3262, 65)
-    >>> length_for(88_190_000, 881_900_000, sequence, "printed").batch_sequences
+    >>> length_for(88_190_000, 881_900_000, (8192, "given"), "printed").batch_sequences
     22
     """
     if not (math.isfinite(total) and total >= SEQUENCE_TOKENS):
         raise OptionError(
             f"{total:g} tokens are too few to train. Give at least {SEQUENCE_TOKENS}."
         )
-    tokens, size = round(total), sequence.tokens
+    tokens, (size, source) = round(total), sequence
     batch_tokens, batch = budget(tokens, rule).batch_tokens, None
     if size is not None:
         batch = max(1, round(batch_tokens / size))
@@ -87,7 +78,7 @@ def length_for(
         tokens=tokens,
         tokens_per_parameter=tokens / parameters,
         sequence=size,
-        sequence_source=sequence.source,
+        sequence_source=source,
         batch_tokens=batch_tokens,
         batch_sequences=batch,
         batch_rule=rule,

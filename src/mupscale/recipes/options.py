@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 from mupscale.errors import OptionError, check_arguments
 from mupscale.planning.base import Base
 
 Betas = tuple[float, float]
-Origin = Literal["the study", "given"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +69,8 @@ class TrainingSettings:
     "Norm of the gradients in the base's units; 0 where they are not clipped."
     floor: float | None
     "Fraction of the peak rate at which the cosine ends."
-    origin: Mapping[str, Origin]
-    "Where each known value comes from."
+    origin: Mapping[str, str]
+    'Where each known value comes from: "the study" or "given".'
 
     @staticmethod
     def of(study: Mapping[str, Any], base: TunedBase, run: TargetRun) -> "TrainingSettings":
@@ -79,9 +78,7 @@ class TrainingSettings:
         given = {"betas": base.betas, "clip": base.clip, "floor": run.floor}
         values = {name: study.get(name) if own is None else own for name, own in given.items()}
         known = {name: _checked(name, v) for name, v in values.items() if v is not None}
-        origin: dict[str, Origin] = {
-            name: "the study" if given[name] is None else "given" for name in known
-        }
+        origin = {name: "the study" if given[name] is None else "given" for name in known}
         return TrainingSettings(known.get("betas"), known.get("clip"), known.get("floor"), origin)
 
 

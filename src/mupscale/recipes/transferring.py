@@ -90,7 +90,7 @@ def transfer(
     sequence = sequence_for(shape, run.sequence)
     tokens = total_tokens(shape.parameters, run, swept.variants[0].tokens_per_parameter)
     eps = _eps(base.eps, swept.settings, planned, custom=study.config.trainer is not None)
-    unknown = _unknown(planned, training, eps, sequence.tokens)
+    unknown = _unknown(planned, training, eps, sequence[0])
     missing = _missing(swept.settings, optima, base, tokens)
     if missing or tokens is None:
         raise OptionError(

@@ -43,6 +43,7 @@ _LETTER_INCHES = 0.063
 _SIZES = {"parameters": "size"}
 """Shorter names of axes, for headings."""
 
+Looks = dict[Member, Look]
 _BAND = "#DEDEDE"
 _DASHED = (0, (4, 2))
 
@@ -157,20 +158,23 @@ def draw_curves(
     ) as figure:
         grid = figure.add_gridspec(2 * rows, columns, height_ratios=[2, strip] * rows, hspace=0.01)
         x_limits, y_limits = rate_limits(panels), loss_limits(panels)
-        colours = ordered_colours(members)
+        colours = ordered_colours(members).items()
+        looks: Looks = {
+            member: {"color": colour, "marker": "os^DvP"[row % 6]}
+            for row, (member, colour) in enumerate(colours)
+        }
         for index, panel in enumerate(panels):
             row, column = divmod(index, columns)
             above, below = (figure.add_subplot(grid[2 * row + part, column]) for part in (0, 1))
-            _draw_panel(above, below, panel, colours, (x_limits, y_limits))
+            _draw_panel(above, below, panel, looks, (x_limits, y_limits))
             _write_heading(above, panel, axis)
             above.tick_params(labelleft=column == 0)
             if column == 0:
                 above.set_ylabel("loss (nats)", fontsize=9)
                 below.set_ylabel("optima", fontsize=8)
-            below.set_xlabel(
-                "base learning rate" if index + columns >= len(panels) else "", fontsize=9
-            )
-        _add_legend(figure, panels, colours, axis, confidence)
+            if index + columns >= len(panels):
+                below.set_xlabel("base learning rate", fontsize=9)
+        _add_legend(figure, panels, looks, axis, confidence)
     return figure
 
 
@@ -182,22 +186,16 @@ def rate_limits(panels: Sequence[CurvePanel]) -> Limits:
 
 def loss_limits(panels: Sequence[CurvePanel]) -> Limits:
     """From the lowest loss to where three quarters of the steepest curve are visible."""
-    curves = [
-        sorted(loss for _, loss in curve.runs)
-        for panel in panels
-        for curve in panel.curves
-        if curve.runs
-    ]
-    if not curves:
+    curves = [curve for panel in panels for curve in panel.curves]
+    ranked = [sorted(loss for _, loss in curve.runs) for curve in curves if curve.runs]
+    if not ranked:
         return 0.0, 1.0
-    low, high = min(losses[0] for losses in curves), max(losses[-1] for losses in curves)
-    usual = max(losses[(3 * (len(losses) - 1)) // 4] for losses in curves)
+    low, high = min(losses[0] for losses in ranked), max(losses[-1] for losses in ranked)
+    usual = max(losses[(3 * (len(losses) - 1)) // 4] for losses in ranked)
     top = min(high, low + 1.8 * (usual - low)) if usual > low else high
     margin = max(0.05 * (top - low), 1e-3 * abs(low), 1e-6)
     # The minimum of a fit may lie a little below all runs.
-    founds = [
-        curve.found.loss for panel in panels for curve in panel.curves if curve.found is not None
-    ]
+    founds = [curve.found.loss for curve in curves if curve.found is not None]
     return max(min(low, *founds, low), low - 2 * margin) - margin, top + margin
 
 
@@ -205,23 +203,21 @@ def _draw_panel(
     above: "Axes",
     below: "Axes",
     panel: CurvePanel,
-    colours: dict[Member, str],
+    looks: Looks,
     limits: tuple[Limits, Limits],
 ) -> None:
     above.set(xlim=limits[0], ylim=limits[1])
-    below.set(xlim=limits[0], ylim=(len(colours) - 0.4, -0.6), yticks=[])
+    below.set(xlim=limits[0], ylim=(len(looks) - 0.4, -0.6), yticks=[])
     ticks = octave_ticks(limits[0])
     above.set_xticks(ticks, labels=[])
     below.set_xticks(ticks, labels=[power_of_two(tick) for tick in ticks])
     for axes in (above, below):
         axes.tick_params(length=0, labelsize=8)
         _draw_mean(axes, panel.transfer)
-    rows = {member: row for row, member in enumerate(colours)}
     for curve in panel.curves:
-        row = rows[curve.member]
-        look: Look = {"color": colours[curve.member], "marker": _marker(row)}
+        row, look = list(looks).index(curve.member), looks[curve.member]
         _draw_curve(above, curve, panel.joined, look)
-        _draw_diverged(above, curve, row * min(0.04, 0.25 / len(rows)), look["color"])
+        _draw_diverged(above, curve, row * min(0.04, 0.25 / len(looks)), look["color"])
         _draw_found(below, curve.found, row, look)
     below.spines["left"].set_visible(False)
     if not any(curve.runs for curve in panel.curves):
@@ -297,7 +293,7 @@ def _bounded(one: Estimate) -> str:
 def _add_legend(
     figure: "Figure",
     panels: Sequence[CurvePanel],
-    colours: dict[Member, str],
+    looks: Looks,
     axis: str | None,
     confidence: float,
 ) -> None:
@@ -306,10 +302,10 @@ def _add_legend(
 
     room = int((figure.get_figwidth() - 0.7) / _LETTER_INCHES)
     members: list[Artist] = []
-    for row, (member, colour) in enumerate(colours.items()):
-        marker: Look = {"marker": _marker(row), "markersize": 5, "markeredgewidth": 0}
+    for member, look in looks.items():
         name = textwrap.fill(member_text(member, axis), room)
-        members.append(Line2D([], [], color=colour, linewidth=1.4, label=name, **marker))
+        size: Look = {"linewidth": 1.4, "markersize": 5, "markeredgewidth": 0}
+        members.append(Line2D([], [], label=name, **look, **size))
     marks = _mark_keys(panels, confidence)
     labels = [str(key.get_label()) for key in (*members, *marks)]
     longest = max(len(line) for label in labels for line in label.split("\n"))
@@ -321,12 +317,9 @@ def _add_legend(
         rows += [*group, *(Line2D([], [], linestyle="none", label=" ") for _ in range(gaps))]
     # matplotlib fills a legend column by column.
     keys = [key for column in range(columns) for key in rows[column::columns]]
-    look: Look = {"ncols": columns, "fontsize": 8, "columnspacing": 1.6}
-    figure.legend(handles=keys, loc="outside lower center", **look)
-
-
-def _marker(row: int) -> str:
-    return "os^DvP"[row % 6]
+    figure.legend(
+        handles=keys, loc="outside lower center", ncols=columns, fontsize=8, columnspacing=1.6
+    )
 
 
 def _mark_keys(panels: Sequence[CurvePanel], confidence: float) -> "list[Artist]":

@@ -287,11 +287,9 @@ def _draw_map(axes: "Axes", one: LossMap | None, box: Box, norm: "Normalize") ->
     ended = [(polygon, excess) for polygon, excess in polygons if excess is not None]
     colours = PolyCollection([polygon for polygon, _ in ended], cmap=_COLOUR_MAP, norm=norm)
     colours.set(array=[excess for _, excess in ended], edgecolor="face", linewidth=0.3, zorder=1)
-    diverged = PolyCollection(
-        [polygon for polygon, excess in polygons if excess is None], **_DIVERGED
-    )
+    empty = [polygon for polygon, excess in polygons if excess is None]
     searched = Polygon(one.outline, closed=True, transform=axes.transData)
-    for collection in (colours, diverged):
+    for collection in (colours, PolyCollection(empty, **_DIVERGED)):
         axes.add_collection(collection)
         collection.set_clip_path(searched)
     axes.plot(*zip(*one.points, strict=True), **_POINT)

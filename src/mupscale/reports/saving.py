@@ -30,7 +30,7 @@ def save_figure(figure: "Figure", stem: Path, formats: Sequence[str] = FORMATS) 
         if kind not in _METADATA:
             raise UnknownNameError("format of a figure", kind, _METADATA)
     paths: list[Path] = []
-    with matplotlib.rc_context(dict(SETTINGS)):
+    with matplotlib.rc_context(SETTINGS):
         # Compute the layout once for all formats: it takes longer than the drawing.
         figure.draw_without_rendering()
         engine = figure.get_layout_engine()

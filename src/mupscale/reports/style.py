@@ -2,12 +2,9 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from mupscale.errors import UnknownNameError
-
-if TYPE_CHECKING:
-    from matplotlib.typing import RcKeyType
 
 Label = TypeVar("Label", bound=Hashable)
 
@@ -17,7 +14,7 @@ Look = dict[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe & Ito 2008, ordered so that the first two differ most."""
 
-SETTINGS: "Mapping[RcKeyType, Any]" = {
+SETTINGS: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,

@@ -4,14 +4,14 @@ import math
 
 from mupscale.analysis.estimates import Estimate
 
-AXES = {"r": "r", "width": "width", "depth": "depth", "parameters": "number of parameters"}
+AXES = {"parameters": "number of parameters"}
 NAMES = {
     "lr": "base learning rate",
     "weight_decay": "base weight decay λ",
     "tau_epoch": "τ_epoch = 1 / (λ · rate · steps)",
     "std": "base init std",
 }
-SHORT = {"lr": "lr", "weight_decay": "decay", "tau_epoch": "τ_epoch", "std": "std", "loss": "loss"}
+SHORT = {"weight_decay": "decay", "tau_epoch": "τ_epoch"}
 
 
 def signed(value: float, digits: int = 2) -> str:

@@ -15,7 +15,7 @@ from mupscale.reports.page.embedding import embedded_json, embedded_script, powe
 from mupscale.reports.page.maps import map_figures
 from mupscale.reports.page.trials import trial_columns
 from mupscale.reports.style import COLOURS, mark_of
-from mupscale.reports.words import NAMES, SHORT
+from mupscale.reports.words import NAMES
 from mupscale.studies.trials import FAILED
 
 _SCRIPTS = ("theme.js", "figures.js", "trials.js", "page.js")
@@ -38,11 +38,10 @@ def study_page(data: PageData) -> str:
 def _content(data: PageData) -> dict[str, Any]:
     curves, maps = curve_figure(data.analysis, data.runs), map_figures(data.analysis, data.runs)
     scripts = _scripts(bool(curves))
-    numbers = itertools.count(1)
     return {
         "powers": powers,
         "mark_of": mark_of,
-        "unique": lambda: next(numbers),
+        "unique": itertools.count(1).__next__,
         "data": data,
         "answer": answer(data),
         "tables": tables,
@@ -50,7 +49,6 @@ def _content(data: PageData) -> dict[str, Any]:
         "curves": curves,
         "maps": maps,
         "names": NAMES,
-        "short": SHORT,
         "style": embedded_script(_file("page.css")),
         "scripts": [embedded_script(source) for source in scripts],
         "policy": _policy(scripts),
