@@ -17,6 +17,7 @@ PAPER = {
     "gqa-noise",
     "muon",
     "sgd",
+    "width",
 }
 
 
