@@ -9,8 +9,7 @@ product kills the process. So Muon, which needs it, is timed in a process of its
 
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -26,7 +25,7 @@ from mupscale.studies import StudyConfig
 from mupscale.studies.config import Cell
 from mupscale.studies.searching import ADAPTIVE_TRIALS, IN_FLIGHT, grid
 from mupscale.training import RunConfig, lengths
-from mupscale.training.devices import device_named
+from mupscale.training.devices import device_named, one_thread
 from mupscale.training.preparation import Lengths, on_meta, optimizers, plan_for
 
 TIMED_PARAMETERS = 5_000_000
@@ -138,7 +137,7 @@ def training_operations(model: GPTConfig, sequence: int, tokens: float) -> float
 
 def step_seconds(work: Sequence[Work]) -> list[float]:
     """Seconds of a step for each, on one thread of this machine."""
-    with _one_thread():
+    with one_thread():
         timed = _timed(_spread([one for one in work if one.is_small]))
         places = dict.fromkeys(_place(one.config) for one in work if not one.is_small)
         rates = {place: _product_rate(*place) * UTILISATION[place[0]] for place in places}
@@ -224,14 +223,3 @@ def _product_rate(device: str, kind: torch.dtype) -> float:
         (A @ A)[0, 0].item()
         taken.append(clock() - started)
     return 2 * size**3 / min(taken)
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """Like a worker."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -11,8 +11,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -30,6 +30,7 @@ from mupscale.studies.names import inside
 from mupscale.studies.readings import count, number
 from mupscale.targets import functions
 from mupscale.training import RunConfig, RunProgress, lengths, run
+from mupscale.training.devices import one_thread
 from mupscale.training.metrics import MetricsFile
 
 __all__ = ["Trial", "TrialAssignment", "TrialStopped", "check_command", "check_trainer", "train"]
@@ -217,7 +218,7 @@ def _in_this_process(config: RunConfig, folder: Path, curve: LossCurve) -> dict[
             curve.add(progress.loss, progress.step)
 
     try:
-        with _one_thread():
+        with one_thread():
             run(config, folder, report=report)
     except TrialStopped as end:
         return curve.result(end.status)
@@ -252,17 +253,6 @@ def _recorded(folder: Path) -> dict[str, Any]:
             curve.add(row["loss"], row["step"])
     curve.step = record["step"]
     return curve.result(record["status"], loss=record["validation_loss"])
-
-
-@contextmanager
-def _one_thread() -> Generator[None]:
-    """Trials run side by side, so more than one thread each would slow them all down."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # A user's function
