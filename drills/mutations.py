@@ -504,11 +504,20 @@ class Drill:
 
     def failing(self, tests: Sequence[str]) -> list[str]:
         """Those of these tests that fail without any mutation."""
-        if not tests:
+        controls = self.folder / "controls.jsonl"
+        controls.touch()
+        passed = set(controls.read_text(encoding="utf-8").splitlines())
+        lines = {test: json.dumps([test, self.text(test)]) for test in tests}
+        left = [test for test in tests if lines[test] not in passed]
+        if not left:
             return []
         with self._tree() as tree:
-            status, failed = tree.pytest(tests, None)
-        return failed or ([f"pytest, with status {status}"] if status else [])
+            status, failed = tree.pytest(left, None)
+        if status not in (0, 1):
+            return failed or [f"pytest, with status {status}"]
+        with controls.open("a", encoding="utf-8") as file:
+            file.writelines(f"{lines[test]}\n" for test in left if test not in failed)
+        return failed
 
 
 def main() -> int:
@@ -520,7 +529,7 @@ def main() -> int:
     option("--mutants", type=int, default=20, help="Mutants per room (default: 20).")
     option("--seed", type=int, default=0, help="Seed of the sample (default: 0).")
     option("--only", default="", help="Only mutants of the sample whose FILE:LINE contains this.")
-    option("--seconds", type=float, default=60, help="Test time per mutant (default: 60).")
+    option("--seconds", type=float, default=120, help="Test time per mutant (default: 120).")
     option("--workers", type=int, default=os.cpu_count(), help="Default: one per core.")
     options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each copy is compiled once
@@ -533,8 +542,9 @@ def main() -> int:
     folder = ROOT / "runs/mutations" / _digest(*texts)
     folder.mkdir(parents=True, exist_ok=True)
     print(
-        f"{options.mutants} mutants per room, sampled with seed {options.seed}; each meets the "
-        f"tests of its room that call its function\nor file, up to {options.seconds:g} seconds\n\n"
+        f"{options.mutants} mutants per room, sampled with seed {options.seed}; each runs tests "
+        "of its room: those that\ncall its function, then those of its file, up to "
+        f"{options.seconds:g} seconds\n\n"
         f"{'room':<10}{'mutants':>9}{'sampled':>9}{'killed':>8}{'equivalent':>12}{'survived':>10}"
         f"{'score':>8}",
         flush=True,
