@@ -24,7 +24,7 @@ COLUMNS = "100"
 
 _BLOCK = re.compile(r"^```(console|text)\n\$ (mupscale .*)\n((?:(?!```).*\n)+)```$", flags=re.M)
 _CLAIMS = re.compile(
-    r"^Of \d+ claims of the paper,(?s:.*?)^\| experiment \| kind .*\n(?:\|.*\n)+", flags=re.M
+    r"^Of \d+ claims of the paper,(?s:.*?)^\| experiment \| .*\n(?:\|.*\n)+", flags=re.M
 )
 
 

@@ -104,6 +104,19 @@ class TestContrasts:
         rest = 0.2 * 2**0.5 * stats.t.ppf(0.975, 4)
         assert half == pytest.approx(math.hypot(reference.high - found.value, rest))
 
+    def test_seeds_that_agree_by_chance_do_not_shorten_the_interval(self):
+        """Spreads differ, and the difference of two cells happens to be the same for each seed."""
+        table = np.random.default_rng(5).normal(size=(9, 6)) * self.UNLIKE
+        table[1] = table[0] + 0.3
+        cells, weights = self.located(table), [-1, 1, *[0] * 7]
+        known = seed_table(cells)
+        assert known is not None
+        assert not known.alike
+        found = contrast(cells, weights, known, 0.95)
+        pooled = contrast(cells, weights, replace(known, alike=True), 0.95)
+        assert (found.low, found.high) == pytest.approx((pooled.low, pooled.high))
+        assert found.high > 0.35
+
     def test_members_with_unequal_spreads_have_the_freedom_of_their_cells(self):
         random = np.random.default_rng(6)
         table = random.normal(size=(9, 6)) * self.UNLIKE + random.normal(size=6)

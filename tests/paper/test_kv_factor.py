@@ -151,7 +151,7 @@ def test_the_dry_run_checks_every_cell_at_both_scales():
 class TestRecorded:
     """What the committed runs say, recomputed here by other means."""
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def tried(self):
         return EXPERIMENT.tried("cpu", ROOT / "results" / "kv-factor")
 

@@ -7,9 +7,9 @@ cells whose weights cancel, the common effect cancels too, and all cells togethe
 error: 9 cells and 3 seeds give 16 degrees of freedom instead of 2.
 
 That holds only if seeds lie equally far apart in every cell. Where a test rejects that
-(`spreads.equal_spread_chance`), nothing is pooled: the weighted sum of cells is one number for each
-seed, and the spread of these numbers is its error, with one degree of freedom fewer than there are
-seeds. That is exact for any spreads.
+(`spreads.equal_spread_chance`), the weighted sum of cells is one number for each seed, and the
+spread of these numbers is its error, with one degree of freedom fewer than there are seeds. That is
+exact for any spreads. The interval is never shorter than the pooled one.
 """
 
 import math
@@ -161,11 +161,11 @@ def contrast(
         return Estimate.student(value, math.sqrt(total), freedom, confidence)
     extras = [((weight * cell.extra_error) ** 2, cell.degrees_of_freedom) for cell, weight in pairs]
     extras = [(variance, freedom) for variance, freedom in extras if variance > 0]
-    if not table.alike:
-        return _by_seed(value, pairs, extras, confidence)
     shared = table.variance(
         sum(weight for _, weight in pairs), sum(weight**2 for _, weight in pairs)
     )
+    if not table.alike:
+        return _by_seed(value, pairs, shared, extras, confidence)
     total, freedom = summed([shared, *extras])
     return Estimate.student(value, math.sqrt(total), freedom, confidence)
 
@@ -173,23 +173,24 @@ def contrast(
 def _by_seed(
     value: float,
     pairs: Sequence[tuple[CellValue, float]],
+    shared: tuple[float, float],
     extras: Sequence[tuple[float, float]],
     confidence: float,
 ) -> Estimate:
-    """An interval from one sum for each seed, without pooling."""
+    """An interval from one sum for each seed. `shared` is the pooled variance of the sum."""
     seeds = sorted(pairs[0][0].by_seed)
     sums = [sum(weight * cell.by_seed[seed] for cell, weight in pairs) for seed in seeds]
-    known = Estimate.student(
-        value, float(np.std(sums, ddof=1)) / math.sqrt(len(seeds)), len(seeds) - 1, confidence
-    )
-    if not extras:
-        return known
+    own = float(np.var(sums, ddof=1)) / len(seeds), len(seeds) - 1.0
+    # The pooled half-width is the least: a few seeds that agree by chance show nothing.
+    half = max(_half(*part, confidence) for part in (own, shared))
     # Half-widths add up in squares, each with its own quantile. Satterthwaite's degrees of freedom
     # would give two seeds that agree by chance those of the other part of the error.
-    variance, freedom = summed(extras)
-    rest = Estimate.student(value, math.sqrt(variance), freedom, confidence)
-    half = math.hypot(known.high - value, rest.high - value)
+    half = math.hypot(half, _half(*summed(extras), confidence)) if extras else half
     return Estimate(value, value - half, value + half, len(seeds) - 1)
+
+
+def _half(variance: float, freedom: float, confidence: float) -> float:
+    return Estimate.student(0.0, math.sqrt(variance), freedom, confidence).high
 
 
 def member_noise(cells: Sequence[CellValue], table: SeedTable | None) -> tuple[float, float]:

@@ -277,7 +277,7 @@ class _Test:
 
     def _variance(self, weights: Array, cells: Sequence[CellValue]) -> tuple[Array, Array]:
         squares = np.square(weights)
-        alone = np.array([cell.degrees_of_freedom for cell in cells])
+        own_freedom = np.array([cell.degrees_of_freedom for cell in cells])
         # If seeds differ from cell to cell, every cell has its own error; if they are shared, the
         # blocks give it, except for the part that the seeds' values do not show.
         own = "error" if self._seeds is None else "extra_error"
@@ -286,18 +286,20 @@ class _Test:
         total = parts.sum(axis=1) + shared
         if not np.isfinite(total).all():
             return total, np.zeros(len(total))
-        if self._seeds is not None and self._seeds.apart is not None:
-            # The fewest degrees of freedom of any part: Satterthwaite's would be too many where
-            # the seeds agree by chance.
-            return total, np.broadcast_to(freedom, total.shape)
         # Satterthwaite's degrees of freedom, as in `optima.summed`, for all γ at once.
         inverse = (
-            np.divide(parts**2, alone, out=np.zeros_like(parts), where=alone > 0).sum(axis=1)
+            np.divide(parts**2, own_freedom, out=np.zeros_like(parts), where=own_freedom > 0).sum(
+                axis=1
+            )
             + shared**2 / freedom
         )
-        return total, np.divide(
-            total**2, inverse, out=np.full_like(total, math.inf), where=inverse > 0
-        )
+        every = np.divide(total**2, inverse, out=np.full_like(total, math.inf), where=inverse > 0)
+        if self._seeds is None or self._seeds.apart is None:
+            return total, every
+        # Where seeds alone give the error, they have the fewest degrees of freedom of any part.
+        # Satterthwaite's would be too many if they agree by chance.
+        alone = freedom == self._seeds.seeds - 1
+        return total, np.where(alone, np.minimum(every, freedom), every)
 
     def alone(self, curve: _Curve) -> "_Test":
         return replace(self, curves=[curve])

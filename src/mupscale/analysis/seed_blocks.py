@@ -7,7 +7,8 @@ ch. 8). A comparison within a block is free of the block's effect, and much more
 between blocks.
 
 As in `contrasts`, variances are pooled only where seeds may lie equally far apart in every cell.
-Elsewhere a sum of cells is one number for each seed, and these numbers give its error.
+Elsewhere a sum of cells is one number for each seed, and these numbers give its error. The pooled
+error is kept where its interval is wider: a few seeds that agree by chance show nothing.
 """
 
 import math
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import t as student
 
 from mupscale.analysis.contrasts import CellValue, seed_table
 
@@ -69,8 +71,10 @@ class SeedBlocks:
         variance, counts = recorded
         between = (squares + variance * counts) / (apart + counts) if apart + counts else 0.0
         sizes = tuple(len(table) for table in tables)
+        if not pooled:
+            return SeedBlocks(sizes, len(seeds), 0.0, 1.0, 0.0, 1.0, np.concatenate(tables))
         found = seed_table(cells)
-        alike = pooled and (found is None or found.alike)
+        alike = found is None or found.alike
         unlike = None if alike else np.concatenate(tables)
         return SeedBlocks(
             sizes, len(seeds), between, apart + counts, inside / freedom, freedom, unlike
@@ -80,10 +84,6 @@ class SeedBlocks:
         """Variance of each row's weighted sum of cells, with its degrees of freedom. The weights of
         a row must add up to 0.
         """
-        if self.apart is not None:
-            by_seed = weights @ self.apart
-            variance = np.square(by_seed).sum(axis=1) / (self.seeds - 1) / self.seeds
-            return variance, np.full(len(weights), self.seeds - 1.0)
         ends = np.cumsum(self.blocks)
         parts = np.split(weights, ends[:-1], axis=1)
         totals = np.stack([part.sum(axis=1) for part in parts], axis=1)
@@ -101,6 +101,10 @@ class SeedBlocks:
         squares = own**2 / self.within_freedom + (
             shared**2 / self.between_freedom if self.between_freedom else 0.0
         )
-        return total, np.divide(
-            total**2, squares, out=np.full_like(total, math.inf), where=squares > 0
-        )
+        freedom = np.divide(total**2, squares, out=np.full_like(total, math.inf), where=squares > 0)
+        if self.apart is None:
+            return total, freedom
+        by_seed = np.square(weights @ self.apart).sum(axis=1) / (self.seeds - 1) / self.seeds
+        few = np.full_like(freedom, self.seeds - 1.0)
+        wider = by_seed * student.ppf(0.975, few) ** 2 >= total * student.ppf(0.975, freedom) ** 2
+        return np.where(wider, by_seed, total), np.where(wider, few, freedom)
