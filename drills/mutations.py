@@ -306,7 +306,7 @@ class Coverage:
                 self.of_function[line["file"], line["line"]] |= callers
                 self.of_file[line["file"]] |= callers
 
-    def tests_for(self, mutant: Mutant, seconds: float) -> list[str]:
+    def tests_for(self, mutant: Mutant, seconds: float, first: str = "") -> list[str]:
         """Callers of the function, then other tests of the file, each fastest first. All tests of
         the room for what lies outside of functions: a test may read it without any call.
         """
@@ -316,6 +316,7 @@ class Coverage:
         others = others or set(self.seconds)
         ordered = sorted(callers, key=self.seconds.__getitem__)
         ordered += sorted(others - callers, key=self.seconds.__getitem__)
+        ordered.sort(key=lambda test: first not in test)
         chosen, spent = list[str](), 0.0
         for test in (one for one in ordered if one not in self.failed):
             spent += self.seconds[test]
@@ -432,8 +433,11 @@ class Tree:
 class Drill:
     """Traces and outcomes, kept in a folder. Each worker takes a free tree."""
 
-    def __init__(self, folder: Path, trees: Sequence[Tree], seconds: float) -> None:
-        self.outcomes_file, self.folder, self.seconds = folder / "outcomes.jsonl", folder, seconds
+    def __init__(
+        self, folder: Path, trees: Sequence[Tree], seconds: float, first: str = ""
+    ) -> None:
+        self.outcomes_file, self.folder = folder / "outcomes.jsonl", folder
+        self.seconds, self.first = seconds, first
         self.pool, self.trees = ThreadPoolExecutor(len(trees)), SimpleQueue[Tree]()
         for tree in trees:
             self.trees.put(tree)
@@ -484,7 +488,8 @@ class Drill:
         if end != SURVIVED and len(held) == len(shown):
             return end
         passed = set(held) if end == SURVIVED else set()
-        tests = [test for test in coverage.tests_for(mutant, self.seconds) if test not in passed]
+        tests = coverage.tests_for(mutant, self.seconds, self.first)
+        tests = [test for test in tests if test not in passed]
         if not tests:
             return SURVIVED if passed else NOT_CALLED
         spent = sum(coverage.seconds[test] for test in tests)
@@ -530,6 +535,7 @@ def main() -> int:
     option("--seed", type=int, default=0, help="Seed of the sample (default: 0).")
     option("--only", default="", help="Only mutants of the sample whose FILE:LINE contains this.")
     option("--seconds", type=float, default=120, help="Test time per mutant (default: 120).")
+    option("--first", default="", help="Tests whose name contains this run first: new ones.")
     option("--workers", type=int, default=os.cpu_count(), help="Default: one per core.")
     options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each copy is compiled once
@@ -554,7 +560,8 @@ def main() -> int:
         places = [stack.enter_context(new_folder()) for _ in range(options.workers)]
         # Now, with the copies: the source may be edited while the drill runs.
         mutants = {room: mutants_in(room) for room in options.rooms}
-        drill = Drill(folder, [Tree(Path(place)) for place in places], options.seconds)
+        trees = [Tree(Path(place)) for place in places]
+        drill = Drill(folder, trees, options.seconds, options.first)
         ended: dict[Mutant, str] = {}
         left_out, failing = set[str](), set[str]()
         for room, found in mutants.items():

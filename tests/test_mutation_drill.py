@@ -110,6 +110,7 @@ def test_callers_come_first_and_the_fastest_of_them(tmp_path):
     tests, mutant = Coverage([trace]), MUTANT
     assert tests.tests_for(mutant, seconds=60) == ["t::fast", "t::slow", "t::other"]
     assert tests.tests_for(mutant, seconds=2) == ["t::fast"]
+    assert tests.tests_for(mutant, seconds=5.5, first="slow") == ["t::slow"]
 
 
 def test_every_function_of_a_traced_file_says_that_it_was_called(monkeypatch):
