@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
 from mupscale.cli import main
 from mupscale.engines import Local
 from mupscale.paper import coordinate_check as experiment
-from mupscale.paper.experiment import Execution
+from mupscale.paper.experiment import Cost, Execution
 from mupscale.targets import Family
 
 
@@ -77,6 +78,31 @@ def test_the_command_reads_what_is_there(made, tiny, monkeypatch, capsys):
     assert {name: check["verdict"] for name, check in data["checks"].items()} == {
         name: result.verdict for name, result in results.items()
     }
+
+
+def test_the_cost_is_computed_once_and_only_if_runs_are_left(
+    made, tiny, monkeypatch, capsys, tmp_path
+):
+    folder, _ = made
+    shutil.copytree(folder, tmp_path / "copy")
+    asked: list[int] = []
+    monkeypatch.setattr(experiment, "SIZES", {"cpu": tiny})
+    monkeypatch.setattr(experiment, "save", lambda results, folder: [])
+    monkeypatch.setattr(
+        type(experiment.EXPERIMENT),
+        "cost",
+        lambda *given: asked.append(given[-1]) or Cost(runs=2, tokens=8.0, hours=0.1),
+    )
+    command = ["paper", "coordinate-check", "--output", str(tmp_path / "copy"), "--workers", "0"]
+    assert main(command) == 0
+    assert asked == []
+    for rule in list(experiment.RULES)[:2]:  # each rule has its own session
+        records = tmp_path / "copy" / rule / "runs.jsonl"
+        records.write_text("".join(records.read_text().splitlines(keepends=True)[:-1]))
+    capsys.readouterr()
+    assert main(command) == 0
+    assert len(asked) == 1
+    assert capsys.readouterr().err.count("2 runs, 8 tokens, about 6 minutes on this machine") == 1
 
 
 def test_the_papers_size_is_what_it_prints():
