@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from mupscale.analysis.contrasts import CellValue
 from mupscale.analysis.exponents import (
@@ -171,13 +170,23 @@ def test_blocks_with_unequal_spreads_are_not_pooled():
     weights = random.standard_normal((3, 8))
     weights -= weights.mean(axis=1, keepdims=True)
     sums = weights @ table.reshape(8, 6)
-    variance, freedom = found.variance(weights)
-    expected, pooled = sums.var(axis=1, ddof=1) / 6, replace(found, apart=None).variance(weights)
-    halves = [stats.t.ppf(0.975, f) * np.sqrt(v) for v, f in ((expected, 5), pooled)]
-    by_seed = halves[0] >= halves[1]
-    assert by_seed.any()
-    assert variance == pytest.approx(np.where(by_seed, expected, pooled[0]))
-    assert freedom == pytest.approx(np.where(by_seed, 5, pooled[1]))
+    variance, freedom = found.by_seed(weights)
+    assert variance == pytest.approx(sums.var(axis=1, ddof=1) / 6)
+    assert freedom == 5
+
+
+def test_unequal_spreads_lengthen_the_interval_and_never_shorten_it():
+    """In one cell, the optimum of each seed is moved, by nothing on average."""
+    tried = made(still=0.5, loss=0.5, noise=0.0005, seeds=6)
+    moved = np.array([0.6, -0.6, 0.4, -0.4, 0.2, -0.2])
+    wild = [
+        replace(run, params={"lr": run.params["lr"] * 2 ** moved[run.seed]})
+        for run in tried[-4].runs
+    ]
+    unlike = [*tried[:-4], replace(tried[-4], runs=wild), *tried[-3:]]
+    calm, found = (fit_exponents(one).still.gamma for one in (tried, unlike))
+    assert found.degrees_of_freedom == 5
+    assert found.high - found.low > 2 * (calm.high - calm.low)
 
 
 @pytest.mark.parametrize("question", ["still", "loss"])

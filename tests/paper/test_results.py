@@ -3,8 +3,10 @@ says what they say.
 """
 
 import dataclasses
+import re
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from mupscale.cli import main
 from mupscale.engines import Local
 from mupscale.engines.ledger import Ledger
 from mupscale.paper import EXPERIMENTS, experiment_named
+from mupscale.paper.claims import KINDS, VERDICTS, Claim
 from mupscale.paper.experiment import Execution, Scale
 from mupscale.paper.sweeps import Sweep
 from mupscale.paper.verdicts import claims_in, table_lines
@@ -137,7 +140,55 @@ def test_one_command_reads_and_analyses_the_study_once(
     assert len(reads) <= 3
 
 
-def test_the_table_of_claims_is_what_the_records_say() -> None:
+@pytest.fixture(scope="module")
+def claims() -> list[Claim]:
+    return claims_in(RESULTS)
+
+
+def test_the_table_of_claims_is_what_the_records_say(claims: list[Claim]) -> None:
     text = (RESULTS / "README.md").read_text(encoding="utf-8")
-    for line in table_lines(claims_in(RESULTS)):
+    for line in table_lines(claims):
         assert line in text
+
+
+def test_documents_repeat_the_figures_of_the_table(claims: list[Claim]) -> None:
+    """The drifts of README and limits, and the ends of γ in README, limits and calibrate."""
+    root = RESULTS.parent
+    readme, limits, calibrate = (
+        " ".join((root / name).read_text(encoding="utf-8").split())
+        for name in ("README.md", "docs/limits.md", "docs/calibrate.md")
+    )
+    seen = {name: [one.seen for one in claims if one.experiment == name] for name in EXPERIMENTS}
+    for text, experiment, place in (
+        (readme, "gqa-ablation", 1),
+        (limits, "horizon", 1),
+        *((limits, "depth", rule) for rule in range(3)),
+    ):
+        drifts = re.findall(r": drift (-?[\d.]+ \[[^]]+\]) per doubling", seen[experiment][place])
+        assert drifts
+        for drift in drifts:
+            assert drift in text
+    ends = re.findall(r"γ below ([\d.]+)", seen["kv-factor"][0])
+    assert len(ends) == 3
+    most = re.findall(r"([\d.]+) \(without", seen["kv-factor"][0])
+    for text in (readme, limits, calibrate):
+        assert f"upper end of {ends[0]}" in text
+        assert all(end in text for end in (*ends, most[1]))
+    assert all(f"{most[0]} to {most[1]}" in text for text in (limits, calibrate))
+
+
+def test_the_readme_counts_claims_by_kind(claims: list[Claim]) -> None:
+    text = " ".join((RESULTS.parent / "README.md").read_text(encoding="utf-8").split())
+    count = Counter((one.kind, one.verdict) for one in claims if one.verdict != "ours")
+    agree = {kind: count[kind, "agrees"] for kind in KINDS}
+    assert agree["best rates"] == 0
+    assert (
+        f"The {sum(agree.values())} that agree are arithmetic ({agree['arithmetic']}) or about the "
+        f"first steps of training ({agree['first steps']})" in text
+    )
+    rates = {verdict: count["best rates", verdict] for verdict in VERDICTS}
+    assert rates["points against"] == 1
+    assert rates["points for"] + rates["disagrees"] == 0
+    number = rates["cannot be decided"]
+    assert f"Of the {sum(rates.values())} about best rates, our runs decide none" in text
+    assert f"one result points against the paper, and {number} cannot be decided" in text

@@ -277,7 +277,7 @@ class _Test:
 
     def _variance(self, weights: Array, cells: Sequence[CellValue]) -> tuple[Array, Array]:
         squares = np.square(weights)
-        own_freedom = np.array([cell.degrees_of_freedom for cell in cells])
+        alone = np.array([cell.degrees_of_freedom for cell in cells])
         # If seeds differ from cell to cell, every cell has its own error; if they are shared, the
         # blocks give it, except for the part that the seeds' values do not show.
         own = "error" if self._seeds is None else "extra_error"
@@ -288,18 +288,23 @@ class _Test:
             return total, np.zeros(len(total))
         # Satterthwaite's degrees of freedom, as in `optima.summed`, for all γ at once.
         inverse = (
-            np.divide(parts**2, own_freedom, out=np.zeros_like(parts), where=own_freedom > 0).sum(
-                axis=1
-            )
+            np.divide(parts**2, alone, out=np.zeros_like(parts), where=alone > 0).sum(axis=1)
             + shared**2 / freedom
         )
-        every = np.divide(total**2, inverse, out=np.full_like(total, math.inf), where=inverse > 0)
-        if self._seeds is None or self._seeds.apart is None:
-            return total, every
-        # Where seeds alone give the error, they have the fewest degrees of freedom of any part.
-        # Satterthwaite's would be too many if they agree by chance.
-        alone = freedom == self._seeds.seeds - 1
-        return total, np.where(alone, np.minimum(every, freedom), every)
+        pooled = np.divide(total**2, inverse, out=np.full_like(total, math.inf), where=inverse > 0)
+        by_seed = None if self._seeds is None else self._seeds.by_seed(weights)
+        if by_seed is None:
+            return total, pooled
+        # Not pooled, the whole error has the few degrees of freedom of the seeds: Satterthwaite's
+        # would be too many where they agree by chance. For the same reason the pooled error is kept
+        # where its interval is wider.
+        unlike, few = parts.sum(axis=1) + by_seed[0], np.full_like(total, by_seed[1])
+        wider = unlike * self._square(few) >= total * self._square(pooled)
+        return np.where(wider, unlike, total), np.where(wider, few, pooled)
+
+    def _square(self, freedom: Array) -> Array:
+        """Of Student's quantile."""
+        return np.square(student.ppf((1 + self.confidence) / 2, freedom))
 
     def alone(self, curve: _Curve) -> "_Test":
         return replace(self, curves=[curve])

@@ -7,8 +7,7 @@ ch. 8). A comparison within a block is free of the block's effect, and much more
 between blocks.
 
 As in `contrasts`, variances are pooled only where seeds may lie equally far apart in every cell.
-Elsewhere a sum of cells is one number for each seed, and these numbers give its error. The pooled
-error is kept where its interval is wider: a few seeds that agree by chance show nothing.
+Elsewhere a sum of cells is one number for each seed, and these numbers give its error (`by_seed`).
 """
 
 import math
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from mupscale.analysis.contrasts import CellValue, seed_table
 
@@ -37,7 +35,7 @@ class SeedBlocks:
     within_freedom: float
     apart: Array | None = None
     """Distances of the values (cells × seeds) from the means of their cells, if seeds do not lie
-    equally far apart in every cell: then nothing is pooled.
+    equally far apart in every cell.
     """
 
     @staticmethod
@@ -101,10 +99,13 @@ class SeedBlocks:
         squares = own**2 / self.within_freedom + (
             shared**2 / self.between_freedom if self.between_freedom else 0.0
         )
-        freedom = np.divide(total**2, squares, out=np.full_like(total, math.inf), where=squares > 0)
+        return total, np.divide(
+            total**2, squares, out=np.full_like(total, math.inf), where=squares > 0
+        )
+
+    def by_seed(self, weights: Array) -> tuple[Array, float] | None:
+        """The same from the sum of each seed, with degrees of freedom; None if pooling is right."""
         if self.apart is None:
-            return total, freedom
-        by_seed = np.square(weights @ self.apart).sum(axis=1) / (self.seeds - 1) / self.seeds
-        few = np.full_like(freedom, self.seeds - 1.0)
-        wider = by_seed * student.ppf(0.975, few) ** 2 >= total * student.ppf(0.975, freedom) ** 2
-        return np.where(wider, by_seed, total), np.where(wider, few, freedom)
+            return None
+        squares = np.square(weights @ self.apart).sum(axis=1)
+        return squares / (self.seeds - 1) / self.seeds, self.seeds - 1.0
