@@ -86,7 +86,7 @@ def test_the_cost_is_computed_once_and_only_if_runs_are_left(
     folder, _ = made
     shutil.copytree(folder, tmp_path / "copy")
     asked: list[int] = []
-    monkeypatch.setattr(experiment, "SIZES", {"cpu": tiny})
+    monkeypatch.setitem(experiment.SIZES, "cpu", tiny)
     monkeypatch.setattr(experiment, "save", lambda results, folder: [])
     monkeypatch.setattr(
         type(experiment.EXPERIMENT),
@@ -96,7 +96,7 @@ def test_the_cost_is_computed_once_and_only_if_runs_are_left(
     command = ["paper", "coordinate-check", "--output", str(tmp_path / "copy"), "--workers", "0"]
     assert main(command) == 0
     assert asked == []
-    for rule in list(experiment.RULES)[:2]:  # each rule has its own session
+    for rule in list(experiment.CHECKS)[:2]:  # each rule has its own session
         records = tmp_path / "copy" / rule / "runs.jsonl"
         records.write_text("".join(records.read_text().splitlines(keepends=True)[:-1]))
     capsys.readouterr()
