@@ -62,7 +62,8 @@ SWAPPED = {
 
 KILLED, TIMED_OUT, SURVIVED = "killed", "timed out", "survived"
 NOT_CALLED = "survived, called by no test"
-FIRST = ""
+# Killed when the samples of seed 0 were first tried, with 60 seconds of tests per mutant.
+FIRST = {"theory": 14, "planning": 17, "analysis": 13, "studies": 13}
 
 # No test can notice these: (file, line of source, change) → why.
 EQUIVALENT = {
@@ -399,7 +400,7 @@ class Tree:
         return (self.folder / "src/mupscale" / room).rglob("*.py")
 
     def trace_of(self, target: str, output: Path) -> Path:
-        part = output.with_suffix(".part")
+        part = output.with_suffix(f".{os.getpid()}")
         part.unlink(missing_ok=True)
         status, _ = self.pytest([target, "-p", "sitecustomize"], None, TRACE_FILE=str(part))
         if status not in (0, 1):
@@ -585,7 +586,13 @@ def main() -> int:
         print(f"left out, since it fails in the traced copy: {test}")
     for test in sorted(failing):
         print(f"fails without mutation: {test}")
-    print(f"\nscore: the killed among those that are not equivalent\n{FIRST}")
+    before = ", ".join(f"{room} {killed}" for room, killed in FIRST.items())
+    print(
+        "\nscore: the killed among those that are not equivalent\n"
+        f"killed of 20 per room (seed 0) before tests were written for the survivors: {before}\n"
+        f"that first score, {sum(FIRST.values())} of {20 * len(FIRST)}, is the estimate for other "
+        "mutants"
+    )
     return 1 if failing else 0
 
 
