@@ -138,11 +138,6 @@ class Copy:
         failed = [test for test in tests if test in self.failing]
         return (KILLED, failed[:1]) if failed else (SURVIVED, tests)
 
-    def pytest(self, tests: list[str], timeout: float | None) -> tuple[int, list[str]]:
-        self.ran = list(tests)
-        failed = [test for test in tests if test in self.failing]
-        return int(bool(failed)), failed
-
 
 @pytest.fixture
 def outcome(tmp_path):
@@ -187,15 +182,3 @@ def test_the_text_of_a_test_includes_what_it_shares_but_no_import_and_no_other_t
     assert texts_of(more, "t")["t::test_a"] == before
     assert texts_of("X = 2\ndef test_a(): f(X)\n", "t")["t::test_a"] != before
     assert texts_of("X = 1\ndef test_a(): g(X)\n", "t")["t::test_a"] != before
-
-
-def test_a_test_that_fails_without_mutation_is_found_and_one_that_passed_runs_once(tmp_path):
-    def control(texts: dict[str, str], failing: list[str]) -> tuple[list[str], list[str]]:
-        copy = Copy(tmp_path, failing)
-        drill = Drill(tmp_path, [copy], 60)  # type: ignore[list-item]
-        drill.texts = texts
-        return drill.failing(list(texts)), copy.ran
-
-    assert control({"t::a": "1", "t::b": "1"}, ["t::b"]) == (["t::b"], ["t::a", "t::b"])
-    assert control({"t::a": "1", "t::b": "1"}, []) == ([], ["t::b"])
-    assert control({"t::a": "2", "t::b": "1"}, []) == ([], ["t::a"])
