@@ -19,7 +19,7 @@ CLAIMS = [
 
 
 def test_claims_are_counted_by_kind():
-    """What agrees in arithmetic says nothing of best rates."""
+    """What agrees in arithmetic does not count for best rates."""
     head, rows = counts(CLAIMS)
     table = {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in rows}
     assert list(table) == ["arithmetic", "first steps", "best rates"]
