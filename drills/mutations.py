@@ -565,8 +565,9 @@ def main() -> None:
     print(
         "\nscore: the killed among those that are not equivalent\n"
         f"killed of 20 per room (seed 0) before tests were written for the survivors: {before}\n"
-        f"that first score, {sum(FIRST.values())} of {20 * len(FIRST)}, is the estimate for other "
-        "mutants"
+        f"that first score, {sum(FIRST.values())} of {20 * len(FIRST)}, estimates what tests see "
+        "elsewhere; two of the others fell to\ntests that existed, but were not chosen or not "
+        "finished in that run"
     )
 
 
