@@ -71,7 +71,7 @@ def test_mup_as_it_is_decays_gains_and_nothing_else_differs(script: ModuleType):
 
 
 def test_its_records_are_those_of_width_64s_best_rate(script: ModuleType):
-    about, results = Ledger.read(FOLDER / "records.jsonl")
+    about, results = Ledger.read(FOLDER / "losses.jsonl")
     assert 2 ** about["log2_lr"] == pytest.approx(script.best_rate())
     for one in results.values():
         assert (one["width"] in script.WIDTHS, one["seed"] in script.SEEDS) == (True, True)

@@ -141,7 +141,7 @@ def main() -> None:
     results = run_jobs(
         train,
         jobs,
-        ledger=HERE / "records.jsonl",
+        ledger=HERE / "losses.jsonl",
         about=about,
         engine=Local(workers=1),
         report=lambda done, total: print(f"{done} of {total} runs", flush=True),
