@@ -45,10 +45,11 @@ def _page(name: str, claims: list[str], results: Path) -> Iterator[str]:
     yield f"# {name}\n"
     yield f"*{EXPERIMENTS[name]}.* Repeat it: `mupscale paper {name} --scale cpu`\n"
     for claim in claims:
-        _, says, seen, runs, verdict = (word.strip() for word in claim.strip("| ").split(" | "))
-        yield f"**{says}**\n\n: {verdict}. Measured: {seen} ({runs} runs)\n".replace(
-            " (– runs)", ""
+        _, kind, says, seen, runs, verdict = (
+            word.strip() for word in claim.strip("| ").split(" | ")
         )
+        measured = f"Measured ({kind}): {seen} ({runs} runs)".replace(" (– runs)", "")
+        yield f"**{says}**\n\n: {verdict}. {measured}\n"
     for path in _figures(name, results):
         place = os.path.relpath(path, results / "pages")
         yield f"![{path.stem.replace('-', ' ')}]({place})\n"
