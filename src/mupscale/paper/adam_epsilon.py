@@ -139,12 +139,9 @@ class AdamEpsilon(FewStepsExperiment):
         return Shares(size, self.checked(size, folder), self.recorded(size, folder))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
-        size = self.sizes[scale]
         values = " and ".join(f"{eps:g}" for eps in EPSILONS.values())
-        yield f"{self.name}: 4 checks (ε0 = {values}, ε ∝ 1/n and fixed) over"
-        yield from size.described()
-        more = f", base learning rate {size.setup().lr:.3g}, std {size.std:g}"
-        yield size.training(self.runs(size), more)
+        what = f"4 checks (ε0 = {values}, ε ∝ 1/n and fixed)"
+        return self.described(scale, what, f"base learning rate {self.sizes[scale].setup().lr:.3g}")
 
 
 EXPERIMENT = AdamEpsilon()

@@ -200,11 +200,9 @@ class DecayBalance(FewStepsExperiment):
         return tuple(_claims(Slopes(_rows(seen)), size))
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
-        size = self.sizes[scale]
-        yield f"{self.name}: {', '.join(error.label for error in ERRORS)}, each over"
-        yield from size.described()
-        more = f", base learning rate {RATE:g}, base decay {DECAY:g}, std {size.std:g}"
-        yield size.training(self.runs(size), more)
+        what = f"{', '.join(error.label for error in ERRORS)}, each"
+        more = f"base learning rate {RATE:g}, base decay {DECAY:g}"
+        return self.described(scale, what, more)
 
 
 EXPERIMENT = DecayBalance()

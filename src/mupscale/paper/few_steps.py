@@ -177,6 +177,13 @@ class FewStepsExperiment(Experiment):
         """The settings of all jobs, which the ledger keeps."""
         return {}
 
+    def described(self, scale: Scale, what: str, settings: str) -> Iterator[str]:
+        """A dry run: what is trained, over which models, and how."""
+        size = self.sizes[scale]
+        yield f"{self.name}: {what} over"
+        yield from size.described()
+        yield size.training(self.runs(size), f", {settings}, std {size.std:g}")
+
     def runs(self, size: FewSteps) -> int:
         return len(self.checks) * size.starts + len(self.jobs(size))
 
