@@ -2,7 +2,7 @@
 Debian's dict-gcide.
 
     apt-get install dict-gcide
-    python examples/english_text.py /usr/share/dictd/gcide.dict.dz runs/gcide.txt
+    python -m mupscale.paper.english_text /usr/share/dictd/gcide.dict.dz runs/gcide.txt
     mupscale sweep study.toml --set data.corpus=text:runs/gcide.txt
 
 The dictionary is not part of the project, because it has its own license. Duplicate entries are
