@@ -6,6 +6,10 @@ TITAN := .venv/torchtitan
 TIMM := .venv/timm
 WORKERS ?= 2
 
+# Where the environment turns cached bytecode off, every process of the tests would compile the package
+# again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help venv postgres browser torchtitan lint test demo docs refresh drills bench clean
 
 help:  ## list the targets
