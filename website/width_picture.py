@@ -16,8 +16,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from mupscale.paper.sweeps import with_ends
-from mupscale.paper.width import EXPERIMENT, panels
-from mupscale.paper.width_cells import WidthRuns
+from mupscale.paper.width import EXPERIMENT, WidthRuns, panels
 from mupscale.reports.style import SETTINGS
 from mupscale.reports.widths import DARK, LIGHT, Theme, draw_widths
 from website.picture import drawn
@@ -37,7 +36,7 @@ def recorded(results: Path = RESULTS) -> WidthRuns:
 
 def width_picture(found: WidthRuns, theme: Theme = LIGHT) -> Figure:
     """The usual initialization beside ours; the study's own figure has the third rule, too."""
-    title = EXPERIMENT.headline("cpu", found)
+    title = EXPERIMENT.headline("cpu")
     return draw_widths(panels(found, RULES), title=title, theme=theme)
 
 

@@ -1,4 +1,4 @@
-"""Records of the width study whose answers are known: parabolas with a stated optimum."""
+"""Records of studies whose answers are known: parabolas with a stated optimum."""
 
 import json
 import math
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mupscale.paper.width import EXPERIMENT
 from mupscale.studies import Study, StudyConfig
+from mupscale.studies.config import Cell
 from mupscale.studies.searching import grid
 
 BEST = -6.5
@@ -14,19 +15,31 @@ Loss = Callable[[str, int, int, float], float | None]
 """Rule, width, seed and log2 of the rate; None is a run that diverged."""
 
 
+CellLoss = Callable[[Cell, int, float], float | None]
+"""Cell, seed and log2 of the rate; None is a run that diverged."""
+
+
 def write_part(config: StudyConfig, folder: Path, loss: Loss, runs: int | None = None) -> None:
+    """Of the width study: the first `runs` runs of each cell, or all of them."""
+
+    def of_cell(cell: Cell, seed: int, rate: float) -> float | None:
+        return loss(cell.rule_name, cell.dimensions["width"], seed, rate)
+
+    write_cells(config, folder, of_cell, runs)
+
+
+def write_cells(config: StudyConfig, folder: Path, loss: CellLoss, runs: int | None = None) -> None:
     """The first `runs` runs of each cell, or all of them."""
     Study.create(config, folder)
     lines = [json.dumps({"about": {"study": config.identity()}})]
     for cell in config.cells():
         points = grid(cell.space, config.seeds, config.search.step)
         for number, point in enumerate(points[:runs]):
-            width = cell.dimensions["width"]
-            found = loss(cell.rule_name, width, point.seed, math.log2(point.params["lr"]))
+            found = loss(cell, point.seed, math.log2(point.params["lr"]))
             result = {
                 "cell": cell.name,
                 "rule": cell.rule_name,
-                "variant": dict(cell.dimensions),
+                "variant": cell.variant,
                 "number": number,
                 "round": 0,
                 "seed": point.seed,
@@ -43,6 +56,6 @@ def write_part(config: StudyConfig, folder: Path, loss: Loss, runs: int | None =
 
 def write_widths(folder: Path, loss: Loss, *, last: bool = True) -> None:
     """Every part; without `last`, not the runs at the base's best rate."""
-    for name, config in EXPERIMENT.parts("cpu", BEST).items():
+    for name, config in EXPERIMENT.parts_at("cpu", BEST).items():
         if last or "at" not in name:
             write_part(config, folder / name, loss)

@@ -13,8 +13,8 @@ from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.fits import FITS
 from mupscale.errors import OptionError
 from mupscale.paper.costs import training_operations
-from mupscale.paper.width import EXPERIMENT, MAKE_TEXT, panels
-from mupscale.paper.width_cells import WidthRuns
+from mupscale.paper.rate_study import MAKE_TEXT
+from mupscale.paper.width import EXPERIMENT, WidthRuns, panels
 from mupscale.reports.widths import draw_widths
 from mupscale.studies import Snapshot, Study, StudyConfig
 from mupscale.studies.searching import grid
@@ -96,13 +96,13 @@ class TestParts:
     """The experiment runs the studies that were committed before the first run."""
 
     def test_the_committed_studies_are_its_parts(self):
-        parts = EXPERIMENT.parts("cpu", BEST)
+        parts = EXPERIMENT.parts_at("cpu", BEST)
         assert list(parts) == ["64", "128", "256", "512", "512-at-64"]
         for name, config in parts.items():
             assert config.identity() == STUDIES[name].identity(), name
 
     def test_the_same_parts_exist_at_the_papers_scale(self):
-        parts = EXPERIMENT.parts("paper", -9.0)
+        parts = EXPERIMENT.parts_at("paper", -9.0)
         assert list(parts) == ["256", "512", "1024", "2048", "2048-at-256"]
         for name, config in parts.items():
             (run, *_) = (config.run_config(cell, {"lr": 1.0}, 42) for cell in config.cells())
@@ -211,7 +211,7 @@ class TestAnswers:
     def test_still_needs_the_whole_interval_within_the_bound(
         self, found: WidthRuns, end: float, verdict: str
     ):
-        judge = found.drift("sp", (64, 128, 256)).judge
+        judge = found.drift("sp", (64, 128, 256)).question.judge
         assert judge(Estimate(0.1, 0.05, end)) == verdict
         assert judge(Estimate(-0.1, -end, -0.05)) == verdict
         assert judge(Estimate(0.0, -1, 1)) == "no significant drift"
@@ -231,7 +231,7 @@ class TestAnswers:
         given = EXPERIMENT.part_at("cpu", BEST)
         write_part(given, folder / "512-at-64", lambda *_: 9.0)
         now = EXPERIMENT.runs("cpu", folder)
-        assert now.tables["sp", 512].lowest == found.tables["sp", 512].lowest
+        assert now.at("sp", 512).lowest == found.at("sp", 512).lowest
         regret = now.regret("sp").by_fit["cubic"]
         assert regret is not None
         assert min(regret) > 7
@@ -255,7 +255,7 @@ class TestAnswers:
     def test_an_open_range_is_not_compared_and_the_page_says_how_to_grow_it(self, tmp_path: Path):
         write_widths(tmp_path, parabola(drift=-0.4))
         found = EXPERIMENT.runs("cpu", tmp_path)
-        assert (found.tables["sp", 512].open_at, found.complete) == ("upper", False)
+        assert (found.at("sp", 512).open_at, found.complete) == ("upper", False)
         assert "range must grow for sp at width 512" in found.regret("sp").agreement.verdict
         assert found.regret("gqa-mup").agreement.widest is not None
         assert EXPERIMENT.claims_in("cpu", tmp_path) == ()
@@ -264,7 +264,7 @@ class TestAnswers:
 
     def test_a_range_that_has_grown_is_read_as_it_is(self, tmp_path: Path):
         write_widths(tmp_path, parabola(drift=-0.8))
-        assert EXPERIMENT.runs("cpu", tmp_path).tables["sp", 512].open_at == "upper"
+        assert EXPERIMENT.runs("cpu", tmp_path).at("sp", 512).open_at == "upper"
         config = EXPERIMENT.part("cpu", 512)
         grown = {"sp": {"lr": (2.0**-12, 2.0**-8)}, "sp-fan-in": {"lr": (2.0**-12, 2.0**-8)}}
         config = replace(config, rule_space={**config.rule_space, **grown})
@@ -283,7 +283,9 @@ class TestPartialRecords:
         write_part(EXPERIMENT.part("cpu", 128), tmp_path / "128", loss, runs=5)
         found = EXPERIMENT.runs("cpu", tmp_path)
         assert (found.ended, found.expected, found.complete) == (42, 235, False)
-        verdicts = {answer.agreement.verdict for answer in found.answers()}
+        verdicts = {
+            answer.agreement.verdict for answer in EXPERIMENT.answers("cpu", found, tmp_path)
+        }
         assert all(verdict.startswith("not run yet (") for verdict in verdicts)
         assert found.regret("sp").missing == "not run yet (27 of 41 runs)"
         assert found.drift("sp", (64, 128)).missing == "not run yet (32 of 54 runs)"

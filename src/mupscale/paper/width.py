@@ -12,6 +12,7 @@ results/width/README.md has the design, which was fixed before the runs.
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from mupscale import reports
@@ -19,27 +20,30 @@ from mupscale.analysis.fits import FITS
 from mupscale.errors import OptionError
 from mupscale.paper.catalogue import load
 from mupscale.paper.claims import Claim
-from mupscale.paper.costs import study_cost, study_work
-from mupscale.paper.dry_run import validate
-from mupscale.paper.experiment import QUIETLY, Cost, Execution, Experiment, Findings, Scale
-from mupscale.paper.sweeps import FIGURES, finding_in, with_ends
-from mupscale.paper.width_cells import (
+from mupscale.paper.costs import study_work
+from mupscale.paper.experiment import QUIETLY, Execution, Scale
+from mupscale.paper.rate_study import Parts, RateRuns, RateStudy, refuse_missing_text, run_part
+from mupscale.paper.rate_tables import (
     ABOVE_ZERO,
     DIVERGED,
     NOT_ABOVE_ZERO,
     FitAnswer,
+    Question,
     RateTable,
-    WidthRuns,
+    above_zero,
+    drift,
+    loss_at,
+    lower_or_higher,
+    lowest_above,
     rate_tables,
+    regret,
+    still_within,
 )
-from mupscale.records import write_whole
-from mupscale.reports.page import study_page
-from mupscale.reports.page.of_study import page_data
+from mupscale.paper.sweeps import FIGURES, with_ends
 from mupscale.reports.widths import WidthCurve, WidthPanel, draw_widths
-from mupscale.studies import Study, StudyConfig
+from mupscale.studies import StudyConfig
 from mupscale.studies.config import rule_name
-from mupscale.studies.study import CONFIG
-from mupscale.text import text_table, wrapped
+from mupscale.text import wrapped
 
 REFERENCE = "gqa-mup"
 TITLES = {
@@ -48,11 +52,8 @@ TITLES = {
     "gqa-mup": "mupscale (gqa-mup)",
 }
 
-MAKE_TEXT = (
-    "apt-get install dict-gcide",
-    "python -m mupscale.paper.english_text /usr/share/dictd/gcide.dict.dz runs/gcide.txt",
-)
-"""What makes the text of the study at scale cpu; it has its own license, and is not included."""
+STILL_PER_DOUBLING = 0.17
+"""A drift is still if its whole interval lies within this many octaves per doubling."""
 
 _SEEDS_AT_TARGET = 2
 _DROPPED_OCTAVES = 1.0
@@ -60,13 +61,78 @@ _DROPPED_OCTAVES = 1.0
 best."""
 
 
-class Width(Experiment):
+@dataclass(frozen=True)
+class WidthRuns(RateRuns):
+    """All runs of the study. `given` are the tables of rules at the largest width, trained at the
+    base's best rate where that lies outside of their range.
+    """
+
+    widths: tuple[int, ...] = ()
+    rules: tuple[str, ...] = ()
+    given: Mapping[str, RateTable] = dataclasses.field(default_factory=dict[str, RateTable])
+
+    def at(self, rule: str, width: int) -> RateTable:
+        return self.tables[rule, f"width {width}"]
+
+    @property
+    def base(self) -> RateTable:
+        return self.at(REFERENCE, self.widths[0])
+
+    @property
+    def target(self) -> int:
+        return self.widths[-1]
+
+    @property
+    def best_rate(self) -> float | None:
+        """The base's best rate, which a user would copy, in log2; None until its runs have
+        ended.
+        """
+        return self.base.best if self.base.complete else None
+
+    def at_best_rate(self, rule: str, seed: int) -> float | None:
+        """The measured loss of the largest width at the base's best rate; NaN if it diverged, None
+        if it has not run yet.
+        """
+        return loss_at(seed, self.best_rate, self.at(rule, self.target), self.given.get(rule))
+
+    def regret(self, rule: str) -> FitAnswer:
+        base, target = self.widths[0], self.target
+        question = Question(
+            "regret",
+            f"the loss at width {target} with width {base}'s best rate, minus the lowest",
+            f"What does width {base}'s best rate give up at width {target} under {{rule}}?",
+            "nats",
+            above_zero,
+        )
+        return regret(question, self.base, self.at(rule, target), self.given.get(rule))
+
+    def drift(self, rule: str, widths: Sequence[int]) -> FitAnswer:
+        span, doublings = f"{widths[0]} to {widths[-1]}", math.log2(widths[-1] / widths[0])
+        question = Question(
+            f"drift, {span}",
+            f"of the best rate over widths {span}; still means less than {STILL_PER_DOUBLING}",
+            f"Does the best learning rate stay still over widths {span} under {{rule}}?",
+            "octaves per doubling",
+            still_within(STILL_PER_DOUBLING * doublings, doublings),
+        )
+        return drift(question, rule, {float(width): self.at(rule, width) for width in widths})
+
+    def above_reference(self, rule: str) -> FitAnswer:
+        target = self.target
+        question = Question(
+            "lowest loss",
+            f"at width {target}, minus that of {REFERENCE}",
+            f"Is the lowest loss at width {target} under {{rule}} that under {REFERENCE}?",
+            "nats",
+            lower_or_higher,
+        )
+        return lowest_above(question, self.at(rule, target), self.at(REFERENCE, target))
+
+
+class Width(RateStudy):
     """Regret, drift and lowest loss of three rules over width."""
 
     name = "width"
-
-    def workers(self, scale: Scale) -> int | None:
-        return 1 if scale == "cpu" else None
 
     def widths(self, scale: Scale) -> tuple[int, ...]:
         return load(self.name, scale).vary["width"]
@@ -94,8 +160,7 @@ class Width(Experiment):
 
     def part_at(self, scale: Scale, log2_rate: float) -> StudyConfig:
         """The other rules at the largest width, trained at one rate: the base's best."""
-        widths = self.widths(scale)
-        target = self.part(scale, widths[-1])
+        target = self.part(scale, self.widths(scale)[-1])
         others = tuple(rule for rule in target.rules if rule_name(rule) != REFERENCE)
         # A grid needs a range: a quarter of an octave holds one of its rates.
         ends = (2.0**log2_rate, 2.0 ** (log2_rate + target.search.step / 2))
@@ -109,80 +174,58 @@ class Width(Experiment):
         widths = self.widths(scale)
         return f"{widths[-1]}-at-{widths[0]}"
 
-    def parts(self, scale: Scale, log2_rate: float) -> dict[str, StudyConfig]:
+    def parts_at(self, scale: Scale, log2_rate: float) -> dict[str, StudyConfig]:
         """Every part by the name of its folder, in the order in which they run."""
         by_width = {str(width): self.part(scale, width) for width in self.widths(scale)}
         return by_width | {self.last(scale): self.part_at(scale, log2_rate)}
 
-    def _parts_to_plan(self, scale: Scale) -> dict[str, StudyConfig]:
+    def parts(self, scale: Scale) -> Parts:
         """With the middle of the range in place of the best rate, which the runs will show."""
         low, high = load(self.name, scale).space["lr"]
-        return self.parts(scale, math.log2(low * high) / 2)
-
-    def cost(self, scale: Scale, workers: int) -> Cost:
-        self._refuse_missing_text(scale)
-        first, *rest = (study_cost(one, workers) for one in self._parts_to_plan(scale).values())
-        return sum(rest, start=first)
-
-    def dry_run(self, scale: Scale) -> Iterator[str]:
-        self._refuse_missing_text(scale)
-        for name, config in self._parts_to_plan(scale).items():
-            yield f"part {name}: {sum(one.runs for one in study_work(config))} runs"
-            yield from validate(config)
+        return self.parts_at(scale, math.log2(low * high) / 2)
 
     def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
-        self._refuse_missing_text(scale)
-        total = sum(
-            one.runs for part in self._parts_to_plan(scale).values() for one in study_work(part)
-        )
-        done = 0
+        refuse_missing_text(self.name, scale)
+        parts, done = self.parts(scale), 0
+        total = sum(one.runs for part in parts.values() for one in study_work(part))
         for width in self.widths(scale):
-            done += self._run_part(self.part(scale, width), folder / str(width), how, done, total)
+            done += run_part(self.part(scale, width), folder / str(width), how, done, total)
         best = self.runs(scale, folder).best_rate
         if best is None:
             raise OptionError(
                 f"{folder / str(self.widths(scale)[0])} has no best rate: each has a run that "
                 "diverged or failed. Run mupscale sweep FOLDER --status to see them."
             )
-        self._run_part(self.part_at(scale, best), folder / self.last(scale), how, done, total)
-
-    def _run_part(
-        self, config: StudyConfig, folder: Path, how: Execution, before: int, total: int
-    ) -> int:
-        if (folder / CONFIG).exists():  # a range that had to grow stays
-            old = StudyConfig.load(folder / CONFIG)
-            config = dataclasses.replace(config, space=old.space, rule_space=old.rule_space)
-        study = Study.create(config, folder)
-        ended = study.run(
-            engine=how.on(study.engine),
-            report=lambda now: how.report(before + len(now.trials), total),
-            remark=how.remark,
-        )
-        return len(ended.trials)
-
-    def _refuse_missing_text(self, scale: Scale) -> None:
-        corpus = str(load(self.name, scale).tables["data"]["corpus"])
-        kind, _, path = corpus.partition(":")
-        if kind == "text" and not Path(path).exists():
-            commands = "\n  ".join(MAKE_TEXT)
-            raise OptionError(
-                f"{path} does not exist in {Path.cwd()}. Make it with two commands:\n  {commands}"
-            )
+        run_part(self.part_at(scale, best), folder / self.last(scale), how, done, total)
 
     def runs(self, scale: Scale, folder: Path) -> WidthRuns:
         """What the folder's records hold so far."""
-        plan, last = self._parts_to_plan(scale), self.last(scale)
-        widths, whole = self.widths(scale), load(self.name, scale)
-        rules = tuple(rule_name(rule) for rule in whole.rules)
-        (base,) = rate_tables(plan[str(widths[0])], folder / str(widths[0]))
-        tables: dict[tuple[str, int], RateTable] = dict.fromkeys(
-            ((rule, widths[0]) for rule in rules), base
-        )
-        for width in widths[1:]:
-            for table in rate_tables(plan[str(width)], folder / str(width)):
-                tables[table.rule, width] = table
-        given = {table.rule: table for table in rate_tables(plan[last], folder / last)}
-        return WidthRuns(widths, rules, REFERENCE, tables, given)
+        plan, last, widths = self.parts(scale), self.last(scale), self.widths(scale)
+        rules = tuple(rule_name(rule) for rule in load(self.name, scale).rules)
+        tables: dict[tuple[str, str], RateTable] = {}
+        for width in widths:
+            for table in rate_tables(plan[str(width)], folder / str(width), self.label):
+                # At the base all rules are one training, and share one table.
+                for rule in rules if width == widths[0] else (table.rule,):
+                    tables[rule, table.model] = table
+        ordered = {
+            (rule, f"width {width}"): tables[rule, f"width {width}"]
+            for rule in rules
+            for width in widths
+        }
+        at_rate = rate_tables(plan[last], folder / last, self.label)
+        given = {table.rule: table for table in at_rate}
+        return WidthRuns(ordered, tuple(at_rate), widths, rules, given)
+
+    def answers(self, scale: Scale, found: RateRuns, folder: Path) -> list[FitAnswer]:
+        assert isinstance(found, WidthRuns)
+        others = [rule for rule in found.rules if rule != REFERENCE]
+        spans = (found.widths[:-1], found.widths)
+        return [
+            *(found.regret(rule) for rule in found.rules),
+            *(found.drift(rule, span) for rule in found.rules for span in spans),
+            *(found.above_reference(rule) for rule in others),
+        ]
 
     def tuning_share(self, scale: Scale) -> tuple[int, float]:
         """The runs at the base, and their operations over those of one run of the target."""
@@ -191,70 +234,29 @@ class Width(Experiment):
         steps = base.lengths.steps * base.operations, target.lengths.steps * target.operations
         return base.runs, base.runs * steps[0] / steps[1]
 
-    def findings(self, scale: Scale, folder: Path) -> Findings:
-        found = self.runs(scale, folder)
-        if not found.ended:
-            raise OptionError(f"{folder} holds no records: nothing was run there yet.")
-        study = Study.open(folder)
-        snapshot = study.snapshot()
-        joined = finding_in(snapshot)
-        page, figures = folder / "report.html", folder / "figures"
-        data = page_data(study, snapshot=snapshot, analysis=joined.analysis)
-        write_whole(page, study_page(data).encode("utf-8", errors="replace"))
-        answers = found.answers()
-        picture = draw_widths(panels(found), title=self.headline(scale, found))
-        paths = [
-            page,
-            *reports.save_study_figures(joined.analysis, joined.runs, figures, FIGURES),
-            *reports.save_figure(picture, figures / "widths", FIGURES),
-            reports.save_csv(list(_optimum_rows(found)), folder / "lowest-points.csv"),
-            reports.save_csv(list(_answer_rows(answers)), folder / "answers.csv"),
-        ]
-        lines = self._lines(scale, found, answers)
-        return Findings(tuple(lines), tuple(self._claims(scale, found, answers)), tuple(paths))
-
-    def claims_in(self, scale: Scale, folder: Path) -> tuple[Claim, ...]:
-        """None before every run has ended: results are not compared earlier."""
-        found = self.runs(scale, folder)
-        answers = found.answers() if found.complete else []
-        return tuple(self._claims(scale, found, answers)) if answers else ()
-
-    def headline(self, scale: Scale, found: WidthRuns) -> str:
-        count, share = self.tuning_share(scale)
+    def headline(self, scale: Scale) -> str:
+        (count, share), widths = self.tuning_share(scale), self.widths(scale)
         return (
-            f"Tune at width {found.widths[0]}, train at width {found.target}: all {count} tuning "
-            f"runs cost {share:.0%} of one run at {found.target}"
+            f"Tune at width {widths[0]}, train at width {widths[-1]}: all {count} tuning "
+            f"runs cost {share:.0%} of one run at {widths[-1]}"
         )
 
-    def _lines(self, scale: Scale, found: WidthRuns, answers: Sequence[FitAnswer]) -> Iterator[str]:
-        yield f"{found.ended} of {found.expected} runs have ended, {found.diverged} diverged."
-        yield ""
-        yield "log2 of the best rate: of the grid, and by each fit (mean over seeds)"
-        yield text_table(["rule", "width", "runs", "diverged", "grid", *FITS], list(_optima(found)))
-        yield from _open_ranges(found)
-        for question in dict.fromkeys(answer.question for answer in answers):
-            own = [answer for answer in answers if answer.question == question]
-            yield ""
-            yield _MEANING.get(question, _DRIFT).format(
-                base=found.widths[0], target=found.target, reference=found.reference,
-                question=question,
-            )  # fmt: skip
-            head = ["rule", "fit", "by seed", "mean, 95 % interval"]
-            yield text_table(head, [row for answer in own for row in _shown(answer)])
-        yield ""
-        yield wrapped(f"{self.headline(scale, found)}.")
+    def figures(self, scale: Scale, folder: Path, found: RateRuns) -> list[Path]:
+        assert isinstance(found, WidthRuns)
+        picture = draw_widths(panels(found), title=self.headline(scale))
+        saved = reports.save_figure(picture, folder / "figures" / "widths", FIGURES)
+        return [*super().figures(scale, folder, found), *saved]
 
-    def _claims(
-        self, scale: Scale, found: WidthRuns, answers: Sequence[FitAnswer]
+    def remarks(self, scale: Scale, found: RateRuns) -> Iterator[str]:
+        yield ""
+        yield wrapped(f"{self.headline(scale)}.")
+
+    def claims(
+        self, scale: Scale, found: RateRuns, answers: Sequence[FitAnswer]
     ) -> Iterator[Claim]:
+        assert isinstance(found, WidthRuns)
+        yield from super().claims(scale, found, answers)
         base, target = found.widths[0], found.target
-        for answer in answers:
-            says = _QUESTIONS["drift" if answer.question.startswith("drift") else answer.question]
-            says = says.format(
-                base=base, target=target, rule=answer.rule, reference=found.reference,
-                span=answer.question.removeprefix("drift, "),
-            )  # fmt: skip
-            yield Claim(self.name, "best rates", says, _seen(answer), answer.runs, "ours")
         count, share = self.tuning_share(scale)
         yield Claim(
             self.name,
@@ -266,120 +268,18 @@ class Width(Experiment):
         )
 
 
-_MEANING = {
-    "regret": "regret: the loss at width {target} with width {base}'s best rate, minus the lowest "
-    "(nats)",
-    "lowest loss": "lowest loss at width {target}, minus that of {reference} (nats)",
-}
-_DRIFT = "{question}: octaves per doubling"
-
-_QUESTIONS = {
-    "regret": "What does width {base}'s best rate give up at width {target} under {rule}?",
-    "drift": "Does the best learning rate stay still over widths {span} under {rule}?",
-    "lowest loss": "Is the lowest loss at width {target} under {rule} that under {reference}?",
-}
-
-
-def _digits(answer: FitAnswer) -> int:
-    return 2 if answer.question.startswith("drift") else 4
-
-
-def _seen(answer: FitAnswer) -> str:
-    """As "drift -0.02 [-0.09, 0.04] (widest of three fits, 3 seeds): still"."""
-    digits = _digits(answer)
-    if answer.agreement.widest is None:
-        return answer.agreement.verdict
-    unit = "octaves per doubling" if digits == 2 else "nats"
-    values = "; ".join(f"{fit} {with_ends(answer.estimate(fit), digits)}" for fit in answer.by_fit)
-    widest = with_ends(answer.agreement.widest, digits)
-    seeds = len(answer.seeds)
-    return f"{widest} {unit}, {seeds} seeds, {answer.agreement.verdict} ({values})"
-
-
-def _shown(answer: FitAnswer) -> Iterator[list[str]]:
-    digits = _digits(answer)
-    if answer.missing:
-        yield [answer.rule, "", "", answer.missing]
-        return
-    for fit, values in answer.by_fit.items():
-        each = "" if values is None else " ".join(f"{value:z.{digits}f}" for value in values)
-        mean = "not located" if values is None else with_ends(answer.estimate(fit), digits)
-        yield [answer.rule, fit, each, mean]
-    widest = answer.agreement.widest
-    ends = "" if widest is None else with_ends(widest, digits)
-    yield [answer.rule, "all", answer.agreement.verdict, ends]
-
-
-def _optima(found: WidthRuns) -> Iterator[list[str]]:
-    for (rule, width), table in found.tables.items():
-        row = [rule, str(width), f"{table.ended} of {table.expected}", str(table.diverged)]
-        if not table.complete or table.best is None:
-            yield [*row, "not run yet", *("" for _ in FITS)]
-            continue
-        grid = f"{table.best:g}" + (", open" if table.open_at else "")
-        yield [*row, grid, *(_mean_rate(table, fit) for fit in FITS)]
-
-
-def _open_ranges(found: WidthRuns) -> Iterator[str]:
-    """What to do where the best rate of the grid is an end of its range."""
-    for table in dict.fromkeys(found.tables.values()):
-        if table.complete and table.open_at:
-            low, high = table.log2_rates[0], table.log2_rates[-1]
-            low, high = (low - 1, high) if table.open_at == "lower" else (low, high + 1)
-            yield wrapped(
-                f"{table.rule} at width {table.width}: the lowest mean loss lies at the "
-                f"{table.open_at} end of the range. In a copy of {table.width}/{CONFIG}, write "
-                f'lr = ["2^{low:g}", "2^{high:g}"] below [space.{table.rule}], run it with '
-                f"mupscale sweep COPY --output NEW --fork {table.width}, and put NEW in place of "
-                f"{table.width}."
-            )
-
-
-def _mean_rate(table: RateTable, fit: str) -> str:
-    points = table.lowest[fit]
-    if not all(one.inside for one in points):
-        return ", ".join(dict.fromkeys(one.place for one in points if not one.inside))
-    return f"{sum(one.log2_rate for one in points) / len(points):.2f}"
-
-
-def _optimum_rows(found: WidthRuns) -> Iterator[Mapping[str, object]]:
-    for (rule, width), table in found.tables.items():
-        for fit in FITS if table.complete else ():
-            for seed, one in zip(table.seeds, table.lowest[fit], strict=True):
-                located = {"log2_lr": one.log2_rate, "loss": one.loss} if one.inside else {}
-                row = {"rule": rule, "width": width, "fit": fit, "seed": seed, "place": one.place}
-                yield row | {"points": one.points, "log2_lr": None, "loss": None} | located
-
-
-def _answer_rows(answers: Sequence[FitAnswer]) -> Iterator[Mapping[str, object]]:
-    for answer in answers:
-        for fit in FITS:
-            one, values = answer.estimate(fit), answer.by_fit.get(fit)
-            yield {
-                "question": answer.question,
-                "rule": answer.rule,
-                "fit": fit,
-                "seeds": len(answer.seeds),
-                "by_seed": " ".join(f"{value:.6f}" for value in values or ()),
-                "mean": one.value if one else None,
-                "low": one.low if one else None,
-                "high": one.high if one else None,
-                "verdict": answer.agreement.verdict,
-            }
-
-
 def panels(found: WidthRuns, rules: Sequence[str] | None = None) -> list[WidthPanel]:
     """The curves of each rule, for the figure."""
     return [_panel(found, rule) for rule in rules or found.rules]
 
 
 def _panel(found: WidthRuns, rule: str) -> WidthPanel:
-    curves = [_curve(found.tables[rule, width]) for width in found.widths]
-    regret = found.regret(rule)
-    measured = [found.at_best_rate(rule, seed) for seed in regret.seeds]
+    curves = [_curve(width, found.at(rule, width)) for width in found.widths]
+    answer = found.regret(rule)
+    measured = [found.at_best_rate(rule, seed) for seed in answer.seeds]
     losses = [loss for loss in measured if loss is not None and math.isfinite(loss)]
-    widest = regret.agreement.widest
-    text = f"the tuned rate at {found.target}: {regret.agreement.verdict}"
+    widest = answer.agreement.widest
+    text = f"the tuned rate at {found.target}: {answer.agreement.verdict}"
     if widest is not None:
         text = f"the tuned rate costs {with_ends(widest, 3)} nats at {found.target}"
     return WidthPanel(
@@ -390,12 +290,12 @@ def _panel(found: WidthRuns, rule: str) -> WidthPanel:
         at_rate=sum(losses) / len(losses) if losses and len(losses) == len(measured) else None,
         regret=text,
         gives_up={ABOVE_ZERO: True, DIVERGED: True, NOT_ABOVE_ZERO: False}.get(
-            regret.agreement.verdict
+            answer.agreement.verdict
         ),
     )
 
 
-def _curve(table: RateTable) -> WidthCurve | None:
+def _curve(width: int, table: RateTable) -> WidthCurve | None:
     """Means over seeds, and the optimum in the middle of the fits, once all runs have ended."""
     means = table.losses.mean(axis=0)
     points = tuple(
@@ -412,7 +312,7 @@ def _curve(table: RateTable) -> WidthCurve | None:
         if all(p.inside for p in one)
     ]
     middle = sorted(centres)[len(centres) // 2] if len(centres) == len(FITS) else None
-    return WidthCurve(table.width, points, middle)
+    return WidthCurve(width, points, middle)
 
 
 EXPERIMENT = Width()

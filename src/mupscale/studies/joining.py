@@ -6,12 +6,13 @@ the same, so that their cells can be compared.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from mupscale.errors import OptionError
 from mupscale.records import differences
 from mupscale.studies.config import Cell, StudyConfig, rule_name
 
-_OWN = ("name", "rules", "seeds", "space", "vary")
+_OWN = ("name", "rules", "seeds", "space", "vary", "variants")
 """What may differ between parts."""
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -24,6 +25,8 @@ def joined_config(name: str, parts: Sequence[StudyConfig]) -> StudyConfig:
         changed = [
             *differences(_shared(first), _shared(other)),
             *([] if first.vary.keys() == other.vary.keys() else ["vary"]),
+            *([] if bool(first.variants) == bool(other.variants) else ["variants"]),
+            *_differing_variants(first, other),
         ]
         if changed:
             raise OptionError(
@@ -46,7 +49,20 @@ def joined_config(name: str, parts: Sequence[StudyConfig]) -> StudyConfig:
             axis: tuple(sorted({value for part in parts for value in part.vary[axis]}))
             for axis in first.vary
         },
+        variants=tuple(_variants(parts).values()),
     )
+
+
+def _variants(parts: Sequence[StudyConfig]) -> dict[str | None, Mapping[str, Any]]:
+    return {one.get("name"): one for part in parts for one in part.variants}
+
+
+def _differing_variants(first: StudyConfig, other: StudyConfig) -> list[str]:
+    """Variants of the same name must be the same model."""
+    own, theirs = _variants([first]), _variants([other])
+    return [
+        f"variants: {name}" for name in own if name in theirs and dict(own[name]) != theirs[name]
+    ]
 
 
 def _shared(config: StudyConfig) -> dict[str, object]:
