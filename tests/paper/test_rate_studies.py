@@ -12,7 +12,8 @@ from mupscale.paper import experiment_named
 from mupscale.paper.catalogue import middle_run
 from mupscale.paper.rate_study import RateStudy
 from mupscale.paper.rate_tables import MEASURED, FitAnswer
-from mupscale.studies import StudyConfig
+from mupscale.paper.sharing import difference
+from mupscale.studies import Study, StudyConfig
 from mupscale.studies.config import Cell
 from mupscale.training.preparation import plan_for
 from tests.paper.made_widths import CellLoss, write_cells
@@ -135,15 +136,6 @@ class TestSharing:
             assert values(found["move", "complete-p"], fit) == pytest.approx([0] * 6, abs=0.01)
         assert found["move", "complete-p"].agreement.verdict == "still"
 
-    def test_the_findings_print_and_every_question_becomes_a_claim(self, tmp_path: Path):
-        answers("sharing", tmp_path, sharing_loss(-8.0, {}))
-        shown = study("sharing").findings("cpu", tmp_path / "sharing")
-        assert shown.lines[0] == "294 of 294 runs have ended, 0 diverged."
-        assert len(shown.claims) == 10
-        assert {claim.verdict for claim in shown.claims} == {"ours"}
-        assert "6 seeds, indistinguishable" in shown.claims[0].seen
-        assert all(path.exists() for path in shown.paths)
-
     def test_a_diverged_run_at_that_rate_is_reported_as_such(self, tmp_path: Path):
         def loss(cell: Cell, seed: int, rate: float) -> float | None:
             if cell.rule_name == "gqa-mup" and seed == 44 and rate >= -8:
@@ -153,7 +145,7 @@ class TestSharing:
         for part, config in study("sharing").parts("cpu").items():
             write_cells(config, tmp_path / part, loss)
         found = study("sharing").runs("cpu", tmp_path)
-        assert study("sharing").answers("cpu", found, tmp_path)[0].missing == "diverged"
+        assert difference(found, "gqa-mup", 12).missing == "diverged"
 
 
 class TestSharingBatch:
@@ -166,6 +158,16 @@ class TestSharingBatch:
         change = found["change with the batch", "gqa-mup"]
         assert values(change, MEASURED) == pytest.approx([-0.03] * 3)
         assert (change.seeds, change.agreement.verdict) == ((42, 43, 44), "lower")
+
+    def test_the_findings_print_and_every_question_becomes_a_claim(self, tmp_path: Path):
+        same = sharing_loss(-7.5, {})
+        answers("sharing-batch", tmp_path, same, same)
+        shown = study("sharing-batch").findings("cpu", tmp_path / "sharing-batch")
+        assert shown.lines[0] == "45 of 45 runs have ended, 0 diverged."
+        assert [claim.runs for claim in shown.claims] == [45, 45 + 126, 30]
+        assert {claim.verdict for claim in shown.claims} == {"ours"}
+        assert "3 seeds, indistinguishable" in shown.claims[0].seen
+        assert all(path.exists() for path in shown.paths)
 
     def test_without_the_other_study_that_question_waits(self, tmp_path: Path):
         name = "sharing-batch"
@@ -196,8 +198,9 @@ def test_sizes_are_compared_by_their_parameters_at_each_decay(tmp_path: Path):
             assert lost == pytest.approx([0.05 * (expected * doublings) ** 2] * 3, abs=5e-3)
     assert found["drift, weak decay", "sp"].agreement.verdict == "moves"
     assert found["drift, weak decay", "complete-p"].agreement.verdict == "still"
-    shown = study("sizes").findings("cpu", tmp_path / "sizes")
-    assert len(shown.claims) == 18
+    joined = Study.open(tmp_path / "sizes").snapshot()
+    assert len(joined.cells) == 27
+    assert {name.partition(".")[0] for name in joined.copies} == {"sp", "mup"}
 
 
 def test_depth_is_compared_from_4_blocks_on(tmp_path: Path):

@@ -10,6 +10,7 @@ from mupscale.errors import OptionError
 from mupscale.paper.width import EXPERIMENT
 from mupscale.reports.page.of_study import page_data
 from mupscale.studies import Study
+from mupscale.studies.joining import joined_config
 from tests.paper.made_widths import write_part
 
 
@@ -89,6 +90,28 @@ def test_parts_that_differ_in_more_are_refused(folder: Path):
     write_part(replace(part, tables=other), folder / "256", loss)
     with pytest.raises(OptionError, match=r"cannot be read as one study.*weight_decay"):
         Study.open(folder)
+
+
+def variants(*models: dict) -> dict:
+    return {"vary": {}, "variants": models}
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (variants({"name": "a", "model": {"width": 96}}), "variants: a"),
+        (variants(), "variants"),
+        (variants({"name": "b", "model": {"width": 96}}), None),
+    ],
+)
+def test_variants_are_joined_by_name_if_they_are_the_same(other: dict, named: str | None):
+    first = replace(EXPERIMENT.part("cpu", 64), **variants({"name": "a", "model": {"width": 64}}))
+    second = replace(first, **other)
+    if named is None:
+        assert [one["name"] for one in joined_config("all", [first, second]).variants] == ["a", "b"]
+    else:
+        with pytest.raises(OptionError, match=rf"cannot be read as one study.*{named}"):
+            joined_config("all", [first, second])
 
 
 def test_a_folder_without_studies_is_an_error(tmp_path: Path):
