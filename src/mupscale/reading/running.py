@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections.abc import Generator, Iterator
@@ -121,9 +122,15 @@ def _calls(
         return
     tokens = torch.zeros(1, _TOKENS, dtype=torch.long, device=device)
     config: Any = getattr(model, "config", None)
-    if hasattr(config, "to_dict"):
+    if hasattr(config, "to_dict") and _takes(model, getattr(model, "main_input_name", "input_ids")):
         yield from _hugging_face_calls(model, config, tokens, device)
     yield (tokens,), {}
+
+
+def _takes(model: nn.Module, name: str) -> bool:
+    """Whether the forward pass has an argument of this name; each call that fails costs a trace."""
+    arguments = inspect.signature(model.forward).parameters.values()
+    return any(one.name == name or one.kind is one.VAR_KEYWORD for one in arguments)
 
 
 def _hugging_face_calls(

@@ -3,6 +3,7 @@
 import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from mupscale.models import (
     warmup_iterations,
 )
 from mupscale.planning import Plan, plan
+from mupscale.reading import ModelFacts, read
 from mupscale.theory import Optimizer as OptimizerRow
 from mupscale.theory import optimizer_named
 from mupscale.training.config import OptimizerConfig, RunConfig
@@ -60,12 +62,18 @@ def on_meta(config: GPTConfig) -> GPT:
         return GPT(config)
 
 
+@lru_cache(maxsize=64)
+def _facts_of(config: GPTConfig) -> ModelFacts:
+    """Read once per model: the runs of a study differ in rules, rates and seeds."""
+    return read(on_meta(config))
+
+
 def plan_for(config: RunConfig) -> Plan:
     """The plan of a run, relative to its base."""
     chosen = config.optimizer
     return plan(
-        on_meta(config.model),
-        base=on_meta(config.base_model()),
+        _facts_of(config.model),
+        base=_facts_of(config.base_model()),
         optimizer=chosen.name,
         rule=config.rule,
         decay=chosen.decay,  # pyright: ignore[reportArgumentType]
