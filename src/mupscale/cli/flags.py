@@ -199,6 +199,11 @@ class SearchFlags:
     """
     std: str | None = None
     "Range of the base initial standard deviation (default: not searched)."
+    factor: Repeated = ()
+    """Range of a factor by kind of weight, such as lr.embedding=2^-2,2^2. It multiplies what the
+    rule gives. The name is lr, std, weight_decay or eps, a dot, and embedding, hidden, readout,
+    gains or a role. Can be repeated.
+    """
     method: Literal["adaptive", "grid", "random", "tpe"] | None = None
     "How points are chosen (default: adaptive)."
     trials: Whole | None = None

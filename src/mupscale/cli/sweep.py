@@ -127,6 +127,11 @@ def study_settings(
         ends = getattr(search, name)
         if ends is not None:
             _table(values, "space")[name] = [end.strip() for end in ends.split(",")]
+    for text in search.factor:
+        name, _, ends = text.partition("=")
+        if "." not in name or not ends:
+            raise OptionError(f"--factor {text!r}: write NAME=LOW,HIGH, as lr.embedding=2^-2,2^2.")
+        _table(values, "space")[name.strip()] = [end.strip() for end in ends.split(",")]
     for name in ("method", "trials", "tolerance"):
         if getattr(search, name) is not None:
             _table(values, "search")[name] = getattr(search, name)

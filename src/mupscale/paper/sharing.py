@@ -34,7 +34,7 @@ STILL_OCTAVES = 0.5
 """The best rate is still if the whole interval of its move lies within this."""
 
 
-class Sharing(RateStudy):
+class SharedHeads(RateStudy):
     """The factor at r = 4 and 12, and at r = 12 on keys alone and on values alone."""
 
     name = "sharing"
@@ -115,4 +115,4 @@ def move(found: RateRuns, rule: str) -> FitAnswer:
     return drift(question, rule, {1.0: at(found, WITHOUT, 1), 2.0: at(found, rule, 12)})
 
 
-EXPERIMENT = Sharing()
+EXPERIMENT = SharedHeads()

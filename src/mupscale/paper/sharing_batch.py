@@ -10,10 +10,10 @@ from mupscale.paper.experiment import Scale
 from mupscale.paper.rate_study import RateRuns
 from mupscale.paper.rate_tables import FitAnswer, Question, above_at_rate, lower_or_higher
 from mupscale.paper.sharing import EXPERIMENT as SMALL_BATCH
-from mupscale.paper.sharing import WITH, WITHOUT, Sharing, Split, at, difference, lowest
+from mupscale.paper.sharing import WITH, WITHOUT, SharedHeads, Split, at, difference, lowest
 
 
-class SharingBatch(Sharing):
+class SharingBatch(SharedHeads):
     """The factor at r = 12, here and next to `sharing`."""
 
     name = "sharing-batch"

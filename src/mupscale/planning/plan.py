@@ -23,6 +23,7 @@ from mupscale.planning import (
     storing,
     verification,
 )
+from mupscale.planning.factors import applying, multiplied
 from mupscale.planning.groups import PerRole
 from mupscale.planning.values import Hook, Multipliers, PlannedParameter
 from mupscale.planning.verification import Verified
@@ -57,6 +58,19 @@ class Plan:
     warnings: tuple[str, ...] = ()
     reading: Reading = field(default_factory=Reading)
     """What the user declared about the model: roles, ignored keys, inputs."""
+    factors: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Tuned factors by kind of weight, which the values of `parameters` contain."""
+
+    def with_factors(self, factors: Mapping[str, float]) -> Plan:
+        """Multiply in tuned factors by kind of weight: {"lr.embedding": 2, "std.readout": 4}.
+
+        A name is lr, std, weight_decay or eps, a dot, and what it applies to: embedding, hidden,
+        readout, gains, or a single role such as mlp_out. Factors that apply to the same weight are
+        multiplied, also with those that the plan already has.
+        """
+        parameters = multiplied(self.parameters, factors)
+        product = {name: factors.get(name, 1.0) * self.factors.get(name, 1.0) for name in factors}
+        return replace(self, parameters=parameters, factors={**self.factors, **product})
 
     # Applying it
 
@@ -316,7 +330,9 @@ class Plan:
         """The derivation of one parameter's values, with its numbers put in."""
         if name not in self.parameters:
             raise UnknownNameError("parameter", name, [*self.parameters][:12], self.parameters)
-        return showing.explain(self.parameters[name], self.rule, self.decay, self.reference_r)
+        parameter = self.parameters[name]
+        tuned = applying(parameter, self.factors)
+        return showing.explain(parameter, self.rule, self.decay, self.reference_r, tuned)
 
     def diff(self, other: Plan) -> showing.Differences:
         """The differences to another plan: settings first, then values by template."""
@@ -352,10 +368,13 @@ class Plan:
 
     def _foot(self) -> list[str]:
         hooked = f", {len(self.hooks)} hooks" if self.hooks else ""
+        tuned = [f"{name} × {showing.number(value)}" for name, value in self.factors.items()]
+        factors = [f"tuned factors, included above: {', '.join(tuned)}"] if tuned else []
         evidence = [f"{self.rule}: {self.rule.evidence}"] if self.rule.evidence else []
         warned = [f"warning: {warning}" for warning in self.warnings]
         notes = [f"note: {note}" for note in self.assumptions]
-        return ["", f"{len(self.parameters)} parameters{hooked}", *notes, *evidence, *warned]
+        count = f"{len(self.parameters)} parameters{hooked}"
+        return ["", count, *factors, *notes, *evidence, *warned]
 
     # As a file
 
@@ -367,6 +386,7 @@ class Plan:
             "warnings": list(self.warnings),
             # left out if empty, as in files of earlier versions
             **({"reading": self.reading.to_dict()} if self.reading else {}),
+            **({"factors": dict(self.factors)} if self.factors else {}),
             "hooks": [dataclasses.asdict(hook) for hook in self.hooks],
             "parameters": {name: dataclasses.asdict(p) for name, p in self.parameters.items()},
         }
@@ -384,6 +404,7 @@ class Plan:
             rule=Rule.from_dict(data["rule"]),
             warnings=tuple(data["warnings"]),
             reading=Reading.from_dict(data.get("reading", {})),
+            factors=data.get("factors", {}),
             hooks=tuple(storing.hook_from_dict(hook) for hook in data["hooks"]),
             parameters={name: storing.parameter_from_dict(p) for name, p in parameters},
         )
@@ -408,10 +429,10 @@ class Plan:
             raise PlanMismatchError(f"{path}: {error}") from error
 
 
-_STRUCTURED = ("rule", "warnings", "reading", "hooks", "parameters")
+_STRUCTURED = ("rule", "warnings", "reading", "factors", "hooks", "parameters")
 _SETTINGS = (
     *("model", "optimizer", "rule", "decay", "target", "base"),
-    *("multipliers", "reference_r", "reading"),
+    *("multipliers", "reference_r", "reading", "factors"),
 )
 
 

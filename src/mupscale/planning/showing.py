@@ -141,7 +141,13 @@ def markdown(table: list[tuple[str, ...]]) -> str:
     return markdown_table(HEAD, [[cell.replace("*", "\\*") for cell in row] for row in table])
 
 
-def explain(parameter: PlannedParameter, rule: Rule, decay: Decay, reference_r: int | None) -> str:
+def explain(
+    parameter: PlannedParameter,
+    rule: Rule,
+    decay: Decay,
+    reference_r: int | None,
+    tuned: Mapping[str, float],
+) -> str:
     """The derivation of one parameter's values, step by step, with its numbers put in."""
     scaling = scaling_of(parameter, rule, decay)
     here, there = (
@@ -160,7 +166,7 @@ def explain(parameter: PlannedParameter, rule: Rule, decay: Decay, reference_r: 
     for name in FIELDS:
         value = _with_numbers(getattr(scaling, name), parameter)
         lines.append(wrapped(f"{LABELS[name]:<14} {value}", "  ", " " * 17))
-    lines += _consequences(parameter)
+    lines += _consequences(parameter, tuned)
     for note in (*scaling.caveats, *assumptions([parameter], rule, decay, reference_r)):
         lines += ["", wrapped(f"note: {note}", "  ", " " * 8)]
     for k, step in enumerate(scaling.steps, start=1):
@@ -189,9 +195,11 @@ def _with_numbers(expression: Expr, parameter: PlannedParameter) -> str:
     return f"{inline(expression)} = {values}"
 
 
-def _consequences(parameter: PlannedParameter) -> list[str]:
-    """What was folded or hooked, and the factors that the parameter gets in the end."""
+def _consequences(parameter: PlannedParameter, tuned: Mapping[str, float]) -> list[str]:
+    """What was folded, hooked or tuned, and the factors that the parameter gets in the end."""
     lines: list[str] = []
+    for name, value in tuned.items():
+        lines += ["", wrapped(f"× {value:.6g} on {name.partition('.')[0]}: {name} was tuned", "  ")]
     if parameter.folded != 1:
         folded = "of the forward pass is folded into the parameter (W' = aW, g' = g/a)"
         lines += ["", wrapped(f"× {parameter.folded:.6g} {folded}", "  ")]

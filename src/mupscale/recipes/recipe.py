@@ -67,6 +67,8 @@ class Recipe:
     eps: BaseValue | None
     "None if it is unknown, or if the optimizer has none."
     std: BaseValue
+    factors: Mapping[str, BaseValue]
+    "Tuned factors by kind of weight, which the plan contains."
     training: TrainingSettings
     unknown: tuple[str, ...]
     "Options that neither the study nor the caller set: betas, eps, clip, floor, sequence."
@@ -135,6 +137,7 @@ class Recipe:
         """Plain values; None for infinite ends, and for what is unknown."""
         decay = self.decay
         values = {name: getattr(self, name) for name in ("lr", "weight_decay", "eps", "std")}
+        factors = {name: value.to_dict() for name, value in self.factors.items()}
         return {
             "format": FORMAT,
             "version": 1,
@@ -147,6 +150,7 @@ class Recipe:
                 **{name: value and value.to_dict() for name, value in values.items()},
                 "betas": self.betas and list(self.betas),
             },
+            **({"factors": factors} if factors else {}),
             "clip": self.training.clip,
             "floor": self.training.floor,
             "log2_lr": finite(asdict(self.log2_lr)),

@@ -113,6 +113,7 @@ def values_table(recipe: Recipe) -> Cells:
         ("weight decay", recipe.weight_decay),
         ("eps", recipe.eps),
         ("init std", recipe.std),
+        *((f"factor {name}", value) for name, value in recipe.factors.items()),
     ):
         if value is not None:
             source = _SOURCES.get(value.source, value.source)
@@ -124,8 +125,10 @@ def values_table(recipe: Recipe) -> Cells:
         rate = _number(recipe.settings["adamw_lr"])
         lines.insert(2, ["lr of AdamW", rate, "", "", _SOURCES["not searched"]])
     if betas:
-        given = recipe.training.origin["betas"] == "given"
-        lines.append(["betas", betas, "", "", "given" if given else _SOURCES["not searched"]])
+        source = "given" if recipe.training.origin["betas"] == "given" else "not searched"
+        if source != "given" and tuple(recipe.settings["betas"]) != recipe.betas:
+            source = "searched"
+        lines.append(["betas", betas, "", "", _SOURCES.get(source, source)])
     elif "betas" in recipe.unknown:
         lines.append(["betas", _UNKNOWN, "", "", ""])
     return lines

@@ -1,12 +1,13 @@
 """`transfer`: from a study to a recipe for a target."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.families import RuleTransfer, StudyAnalysis
 from mupscale.errors import (
     DimensionError,
@@ -38,6 +39,7 @@ from mupscale.recipes.shapes import shape_of
 from mupscale.recipes.swept import Swept, swept_under
 from mupscale.recipes.values import BaseValue, Carrying, carried, settled
 from mupscale.studies import Study
+from mupscale.studies.config import factors_in
 from mupscale.studies.measured import analysis_of
 from mupscale.targets import Target, resolve
 from mupscale.theory import optimizer_named
@@ -81,15 +83,19 @@ def transfer(
     analysis = analysis_of(study) if analysis is None else analysis
     name, why = choose(analysis, rule)
     swept, shape = swept_under(study, name), shape_of(target.model, reading)
-    training = TrainingSettings.of(swept.settings, base, run)
     optima = rule_optima(analysis, name)
+    training = TrainingSettings.of(_with_betas(swept.settings, optima), base, run)
     moved = next(one for one in analysis.transfers if one.rule == name)
     if not optima:
         raise StudyFailedError(f"no trial of {name} finished, so there is no optimum to transfer.")
+    factors = _factors(swept.settings, optima, analysis.confidence)
     planned = _plan(target, swept, base.model, reading)
+    planned = planned.with_factors({name: one.value for name, one in factors.items()})
     sequence = sequence_for(shape, run.sequence)
     tokens = total_tokens(shape.parameters, run, swept.variants[0].tokens_per_parameter)
     eps = _eps(base.eps, swept.settings, planned, custom=study.config.trainer is not None)
+    if "eps" in optima:
+        eps = BaseValue.of_log2(predicted(optima["eps"], None, analysis.confidence))
     unknown = _unknown(planned, training, eps, sequence[0])
     missing = _missing(swept.settings, optima, base, tokens)
     if missing or tokens is None:
@@ -130,6 +136,7 @@ def transfer(
         decay=carried_decay,
         eps=eps,
         std=values["std"],
+        factors=factors,
         training=training,
         unknown=unknown,
         settings=swept.settings,
@@ -176,6 +183,31 @@ def _check(study: Study, base: TunedBase, rule: str | None, decay: str) -> None:
         raise StudyFailedError(
             f"{study.folder}: no trial finished, so there is no optimum to transfer."
         )
+
+
+def _factors(
+    settings: Mapping[str, Any], optima: Mapping[str, Sequence[Estimate]], confidence: float
+) -> dict[str, BaseValue]:
+    """By kind of weight: those that the study searched, and those that it trained with."""
+    fixed = {
+        name: BaseValue.fixed(value, "not searched")
+        for name, value in (settings.get("factors") or {}).items()
+    }
+    searched = {
+        name: BaseValue.of_log2(predicted(optima[name], None, confidence))
+        for name in factors_in(dict.fromkeys(optima, 1.0))
+    }
+    return fixed | searched
+
+
+def _with_betas(
+    settings: Mapping[str, Any], optima: Mapping[str, Sequence[Estimate]]
+) -> Mapping[str, Any]:
+    """The study's settings, with the β2 that it found if it searched one."""
+    if "one_minus_beta2" not in optima or settings.get("betas") is None:
+        return settings
+    found = predicted(optima["one_minus_beta2"])
+    return {**settings, "betas": (settings["betas"][0], 1 - 2**found.value)}
 
 
 def _with_decay(searched: Mapping[str, Any]) -> set[str]:

@@ -104,7 +104,7 @@ def assignment(config: StudyConfig, proposed: Proposed, folder: str) -> TrialAss
         params=dict(point.params),
         folder=folder,
         config=run,
-        plan=plan_dict(config, cell),
+        plan=plan_dict(config, cell, point.params),
         stop=proposed.stop,
         trainer=config.trainer,
         ranks=config.engine.ranks,

@@ -16,16 +16,20 @@ from urllib.parse import urlsplit
 import tomli_w
 
 from mupscale.engines.attempts import check_limits
-from mupscale.errors import DimensionError, OptionError
+from mupscale.errors import DimensionError, OptionError, UnknownNameError
+from mupscale.planning.factors import QUANTITIES, factor_names
 from mupscale.reading import Reading
 from mupscale.studies.commands import arguments
 from mupscale.studies.names import plain
 from mupscale.studies.trials import Space
 from mupscale.theory import read_rule
 from mupscale.training import RunConfig, lengths, settings
+from mupscale.training.config import OptimizerConfig
+from mupscale.training.preparation import plan_for
 
 Method = Literal["adaptive", "grid", "random", "tpe"]
-PARAMETERS = ("lr", "weight_decay", "tau_epoch", "std")
+VALUES = ("lr", "weight_decay", "tau_epoch", "std", "eps", "one_minus_beta2")
+"""Base values that can be searched; so can factors by kind of weight, such as lr.embedding."""
 RUN_TABLES = ("model", "base", "data", "optimizer", "length", "machine", "record")
 
 
@@ -149,7 +153,7 @@ class StudyConfig:
         for name, fix in _MISSING.items():
             if name not in given:
                 raise OptionError(f"the study has no {name}. {fix}")
-        space = settings.table("space", given.pop("space"))
+        space = _dotted(settings.table("space", given.pop("space")))
         own = {
             name: space.pop(name)
             for name, ranges in list(space.items())
@@ -234,9 +238,7 @@ class StudyConfig:
                 f"vary: r = {r} does not divide n_heads = {heads}. Choose one of {divisors}."
             )
         model = config.model.resized(**cell.dimensions)
-        optimizer = dataclasses.replace(
-            config.optimizer, **{k: v for k, v in params.items() if k != "tau_epoch"}
-        )
+        optimizer = _with_params(config.optimizer, params)
         base = self._base(config.base, model.n_heads)
         config = dataclasses.replace(config, model=model, base=base, optimizer=optimizer)
         if "tau_epoch" in params:
@@ -256,6 +258,30 @@ class StudyConfig:
             if name in self.vary:
                 base.setdefault(name, min(self.vary[name]))
         return base
+
+
+def _with_params(optimizer: OptimizerConfig, params: Mapping[str, float]) -> OptimizerConfig:
+    """The settings of a trial; its decay by tau_epoch follows from the number of steps."""
+    changes: dict[str, Any] = {
+        name: value
+        for name, value in params.items()
+        if name in ("lr", "weight_decay", "std", "eps")
+    }
+    if "one_minus_beta2" in params:
+        changes["betas"] = (optimizer.betas[0], 1 - params["one_minus_beta2"])
+    factors = factors_in(params)
+    if factors:
+        changes["factors"] = {**optimizer.factors, **factors}
+    return dataclasses.replace(optimizer, **changes)
+
+
+def factors_in(params: Mapping[str, float]) -> dict[str, float]:
+    """Those of the parameters that are factors by kind of weight.
+
+    >>> factors_in({"lr": 0.01, "lr.embedding": 2.0})
+    {'lr.embedding': 2.0}
+    """
+    return {name: value for name, value in params.items() if "." in name}
 
 
 _MISSING = {
@@ -307,7 +333,8 @@ def _vary(value: Any) -> dict[str, tuple[int, ...]]:
 
 def _space(where: str, value: Any) -> dict[str, tuple[float, float]]:
     given = settings.table(where, value)
-    settings.known("parameter to search", given, PARAMETERS)
+    for name in given:
+        _check_searchable(name)
     found: dict[str, tuple[float, float]] = {}
     for name, ends in given.items():
         if not isinstance(ends, list | tuple) or len(cast(Sequence[Any], ends)) != 2:
@@ -319,8 +346,33 @@ def _space(where: str, value: Any) -> dict[str, tuple[float, float]]:
             raise OptionError(
                 f"{where}.{name}: {low:g} is not below {high:g}. Write the smaller end first."
             )
+        if name == "one_minus_beta2" and high >= 1:
+            raise OptionError(f"{where}.{name}: {high:g} must be below 1, so that β2 is above 0.")
         found[name] = (low, high)
     return found
+
+
+def _dotted(space: dict[str, Any]) -> dict[str, Any]:
+    """With std.embedding = [...] as one name, which TOML reads as a table."""
+    tables = {
+        name: value
+        for name, value in space.items()
+        if name in QUANTITIES and isinstance(value, Mapping)
+    }
+    others = {name: value for name, value in space.items() if name not in tables}
+    return others | settings.flattened(tables)
+
+
+def _check_searchable(name: str) -> None:
+    if name in ("beta2", "betas"):
+        raise OptionError(
+            f"space: {name} cannot be searched on a logarithmic scale. Search 1 − β2 instead: "
+            "one_minus_beta2 = [0.005, 0.1]."
+        )
+    if name not in VALUES and name not in factor_names():
+        raise UnknownNameError(
+            "parameter to search", name, [*VALUES, "lr.embedding", "…"], [*VALUES, *factor_names()]
+        )
 
 
 def _with_lr(space: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
@@ -413,7 +465,9 @@ def _check(config: StudyConfig) -> None:
     if trainer is None:
         middle = {name: math.sqrt(low * high) for name, (low, high) in config.space.items()}
         for cell in config.cells():
-            config.run_config(cell, middle, config.seeds[0])
+            run = config.run_config(cell, middle, config.seeds[0])
+            if run.optimizer.factors:  # the model must have such weights
+                plan_for(run)
 
 
 def _check_reading(config: StudyConfig) -> None:

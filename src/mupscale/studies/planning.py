@@ -2,17 +2,21 @@
 
 import dataclasses
 import json
-from functools import cache
+import math
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from typing import Any
 
 from mupscale.errors import OptionError
 from mupscale.reading import Reading
-from mupscale.studies.config import Cell, StudyConfig, Trainer
+from mupscale.studies.config import Cell, StudyConfig, Trainer, factors_in
 
 
-def plan_dict(config: StudyConfig, cell: Cell) -> dict[str, Any] | None:
-    """The content of `plan.json`; None without a target, and for the reference model, which plans
-    itself.
+def plan_dict(
+    config: StudyConfig, cell: Cell, params: Mapping[str, float]
+) -> dict[str, Any] | None:
+    """The content of `plan.json`, with the factors by kind of weight; None without a target, and
+    for the reference model, which plans itself.
     """
     trainer = config.trainer
     if trainer is None or trainer.target is None:
@@ -35,11 +39,22 @@ def plan_dict(config: StudyConfig, cell: Cell) -> dict[str, Any] | None:
         "rule": cell.rule,
         "decay": optimizer.get("decay"),
     }
-    return json.loads(_planned(json.dumps(asked), config.reading))
+    factors = {**optimizer.get("factors", {}), **factors_in(params)}
+    return json.loads(_planned(json.dumps(asked), config.reading, json.dumps(factors)))
+
+
+@lru_cache(maxsize=64)
+def _planned(asked: str, reading: Reading, factors: str) -> str:
+    from mupscale.planning import Plan
+
+    if factors == "{}":
+        return _without_factors(asked, reading)
+    plan = Plan.from_json(_without_factors(asked, reading))
+    return plan.with_factors(json.loads(factors)).to_json()
 
 
 @cache
-def _planned(asked: str, reading: Reading) -> str:
+def _without_factors(asked: str, reading: Reading) -> str:
     """A model or base that is not given by its dimensions is the name of one, and its changes."""
     from mupscale.planning import plan
     from mupscale.training.config import rule_from
@@ -85,6 +100,16 @@ def check_plan(config: StudyConfig) -> None:
     trainer = config.trainer
     assert isinstance(trainer, Trainer)
     names = {rule if isinstance(rule, str) else "own" for rule in config.rules}
+    factors = list(factors_in(dict.fromkeys(config.space, 1.0)))
+    if trainer.target is None and factors:
+        raise OptionError(
+            f"space: {factors[0]} reaches a trainer in its plan, but without trainer.target there "
+            'is no plan. Name the model (trainer.target = "hf:llama,hidden_size=64").'
+        )
+    if factors:  # the model must have such weights
+        middle = {name: math.sqrt(low * high) for name, (low, high) in config.space.items()}
+        for cell in config.cells():
+            plan_dict(config, cell, middle)
     if trainer.target is None and names != {"sp"}:
         raise OptionError(
             f"rules = {sorted(names)}, but without trainer.target there is no plan for the "

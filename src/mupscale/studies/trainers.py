@@ -49,7 +49,7 @@ class TrialAssignment:
     variant: Mapping[str, int | float | str]
     seed: int
     params: Mapping[str, float]
-    "Any of lr, weight_decay, tau_epoch, std."
+    "Base values (lr, weight_decay, tau_epoch, std, eps, one_minus_beta2) and factors."
     folder: str
     config: RunConfig | None = None
     "The run, for the reference model."

@@ -11,6 +11,7 @@ import tomli_w
 
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import BatchRule, GPTConfig, configuration
+from mupscale.planning.factors import check_factor
 from mupscale.records import differences
 from mupscale.theory import DECAYS, RUNNABLE, Rule, optimizer_named, rule_named
 from mupscale.training import settings
@@ -44,6 +45,8 @@ class OptimizerConfig:
     clip: float | None = None
     "Maximum gradient norm, in the base's units (default: no clipping)."
     multipliers: Literal["fold", "hook"] = "fold"
+    factors: Mapping[str, float] = field(default_factory=dict[str, float])
+    """By kind of weight, on top of what the rule gives: {"lr.embedding": 2.0}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +110,10 @@ class RunConfig:
         return self.model.resized(**self.base)
 
     def to_dict(self) -> dict[str, Any]:
-        return settings.for_toml(dataclasses.asdict(self) | {"rule": self.rule.to_dict()})
+        values = dataclasses.asdict(self) | {"rule": self.rule.to_dict()}
+        if not self.optimizer.factors:  # left out, so that older runs are unchanged
+            del values["optimizer"]["factors"]
+        return settings.for_toml(values)
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())
@@ -194,6 +200,8 @@ def _check(config: RunConfig) -> None:
         if not fine:
             bound = "above" if above else "at least"
             raise OptionError(f"optimizer.{name} = {value} must be a finite number {bound} 0.")
+    for name, value in chosen.factors.items():
+        check_factor(name, value)
     if optimizer_named(chosen.name).name not in RUNNABLE:
         raise UnknownNameError("optimizer for a run", chosen.name, RUNNABLE)
     if chosen.decay is not None and chosen.decay not in DECAYS:

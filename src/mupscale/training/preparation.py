@@ -71,7 +71,7 @@ def _facts_of(config: GPTConfig) -> ModelFacts:
 def plan_for(config: RunConfig) -> Plan:
     """The plan of a run, relative to its base."""
     chosen = config.optimizer
-    return plan(
+    planned = plan(
         _facts_of(config.model),
         base=_facts_of(config.base_model()),
         optimizer=chosen.name,
@@ -79,6 +79,7 @@ def plan_for(config: RunConfig) -> Plan:
         decay=chosen.decay,  # pyright: ignore[reportArgumentType]
         multipliers=chosen.multipliers,
     )
+    return planned.with_factors(chosen.factors) if chosen.factors else planned
 
 
 def check_vocabulary(config: RunConfig, corpus: Corpus) -> None:

@@ -51,6 +51,8 @@ def typed(name: str, value: Any, hint: Any) -> Any:
             return value
         if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
+        if get_origin(kind) is Mapping and isinstance(value, Mapping):
+            return {key: typed(f"{name}.{key}", v, float) for key, v in flattened(value).items()}
         if get_origin(kind) is tuple and isinstance(value, list | tuple):
             return tuple(float(item) for item in cast(list[float], value))
         if isinstance(kind, type) and type(value) is kind:
@@ -59,6 +61,22 @@ def typed(name: str, value: Any, hint: Any) -> Any:
     raise OptionError(
         f"{name} = {value!r} has type {type(value).__name__}; expected {' or '.join(names)}."
     )
+
+
+def flattened(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables in tables as one, with dotted names: TOML reads lr.embedding = 2 as a table lr.
+
+    >>> flattened({"lr": {"embedding": 2, "gains": 4}, "std.readout": 4})
+    {'lr.embedding': 2, 'lr.gains': 4, 'std.readout': 4}
+    """
+    found: dict[str, Any] = {}
+    for name, value in tables.items():
+        if isinstance(value, Mapping):
+            inner = flattened(cast(Mapping[str, Any], value))
+            found |= {f"{name}.{key}": item for key, item in inner.items()}
+        else:
+            found[name] = value
+    return found
 
 
 def for_toml(value: Any) -> Any:
