@@ -233,8 +233,11 @@ def _cell(
     ended = [run for run in runs if run.loss is not None]
     losses, seeds = [run.loss for run in runs], [run.seed for run in runs]
     optimum = surface = None
-    if len(parameters) == 2:
-        first, second = parameters
+    # What all runs of a cell share was settled before, as the factors of a paired search.
+    varied = [name for name in parameters if len({run.params.get(name) for run in runs}) > 1]
+    searched = varied or parameters
+    if len(searched) == 2:
+        first, second = searched
         points = [(run.log2(first), run.log2(second)) for run in runs]
         surface = fit_surface(points, losses, seeds, names=(first, second), confidence=confidence)
     elif parameters:

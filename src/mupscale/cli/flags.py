@@ -204,7 +204,7 @@ class SearchFlags:
     rule gives. The name is lr, std, weight_decay or eps, a dot, and embedding, hidden, readout,
     gains or a role. Can be repeated.
     """
-    method: Literal["adaptive", "grid", "random", "tpe"] | None = None
+    method: Literal["adaptive", "grid", "paired", "random", "tpe"] | None = None
     "How points are chosen (default: adaptive)."
     trials: Whole | None = None
     "Maximum trials per cell."

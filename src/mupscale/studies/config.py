@@ -27,7 +27,7 @@ from mupscale.training import RunConfig, lengths, settings
 from mupscale.training.config import OptimizerConfig
 from mupscale.training.preparation import plan_for
 
-Method = Literal["adaptive", "grid", "random", "tpe"]
+Method = Literal["adaptive", "grid", "paired", "random", "tpe"]
 VALUES = ("lr", "weight_decay", "tau_epoch", "std", "eps", "one_minus_beta2")
 """Base values that can be searched; so can factors by kind of weight, such as lr.embedding."""
 RUN_TABLES = ("model", "base", "data", "optimizer", "length", "machine", "record")
@@ -41,7 +41,7 @@ class Search:
     trials: int | None = None
     tokens: float | None = None
     step: float = 0.5
-    "Spacing of the grid, in octaves (powers of two)."
+    "Spacing of the grid, or the smallest step of a paired search, in octaves (powers of two)."
     tolerance: float = 0.25
     "The adaptive search ends when the optimum is known to ± this many octaves."
     at_once: int | None = None
@@ -505,7 +505,12 @@ def _check_search(config: StudyConfig) -> None:
     if search.method == "adaptive" and set(config.space) != {"lr"}:
         raise OptionError(
             'search.method = "adaptive" searches only lr, but space has '
-            f"{', '.join(config.space)}. Choose random, tpe or grid."
+            f"{', '.join(config.space)}. Choose paired, random, tpe or grid."
+        )
+    if search.method == "paired" and len(config.seeds) < 2:
+        raise OptionError(
+            f'search.method = "paired" compares points on the same seeds, and seeds = '
+            f"{list(config.seeds)} shows no noise. Give two or more."
         )
     if search.seed < 0:
         raise OptionError(f"search.seed = {search.seed} must be at least 0.")

@@ -1,20 +1,31 @@
 """Converts the trials of a study to the input of analysis."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from mupscale.analysis.families import StudyAnalysis, analyse
 from mupscale.analysis.measurements import Measurement, Member
 from mupscale.models import GPTConfig
 from mupscale.studies.config import Cell, StudyConfig
+from mupscale.studies.paired import on_the_line, replay
 from mupscale.studies.study import Snapshot, Study
+from mupscale.studies.trials import TrialRecord
 
 
 def measured(study: Study | Snapshot) -> tuple[list[Measurement], str | None]:
     """All finished and diverged runs, and the axis along which the models differ.
 
-    Failed and stopped trials are left out: the latter show only that they were worse.
+    Failed and stopped trials are left out: the latter show only that they were worse. Of a paired
+    search, those count that differ from the best point in the rate alone.
     """
     cells = {cell.name: cell for cell in study.config.cells()}
+    trials = [
+        trial
+        for trial in study.trials
+        if trial.status in ("finished", "diverged") and trial.cell in cells
+    ]
+    if study.config.search.method == "paired":
+        trials = _around_the_best(study.config, trials)
     axis = _axis(study.config)
     members = {
         name: Member(label=member_label(cell), position=_position(study.config, cell, axis))
@@ -29,10 +40,19 @@ def measured(study: Study | Snapshot) -> tuple[list[Measurement], str | None]:
             loss=trial.loss,
             steps=trial.steps,
         )
-        for trial in study.trials
-        if trial.status in ("finished", "diverged") and trial.cell in cells
+        for trial in trials
     ]
     return runs, axis
+
+
+def _around_the_best(config: StudyConfig, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Of a paired search, the runs that differ from the best point in the rate alone."""
+    found: list[TrialRecord] = []
+    for cell in config.cells():
+        own = [trial for trial in trials if trial.cell == cell.name]
+        search = replay(cell.space, config.seeds, own, config.search.step)
+        found += on_the_line(own, search.point)
+    return found
 
 
 def analysis_of(study: Study | Snapshot, confidence: float = 0.95) -> StudyAnalysis:

@@ -13,6 +13,7 @@ import numpy as np
 
 from mupscale.studies.adaptive import adaptive_round
 from mupscale.studies.config import Search, StudyConfig
+from mupscale.studies.paired import paired_round
 from mupscale.studies.stopping import reference
 from mupscale.studies.trials import Point, Space, TrialRecord, best
 
@@ -40,6 +41,8 @@ def proposals(config: StudyConfig, space: Space, trials: Sequence[TrialRecord]) 
             random_point(space, config.seeds, search.seed, len(trials) + k)
             for k in range(min(count, left))
         ]
+    if search.method == "paired":
+        return paired_round(space, config.seeds, trials, search.step)[:left]
     count = search.at_once or max(1, round(IN_FLIGHT / len(config.cells())))
     if search.method == "tpe":
         from mupscale.studies.samplers import tpe_round
