@@ -77,7 +77,7 @@ def report(
     if figures is not None:
         from mupscale.reports.study_figures import save_study_figures
 
-        saved = save_study_figures(data.analysis, data.runs, figures)
+        saved = save_study_figures(data.analysis, data.runs, figures, sensitivity=data.sensitivity)
     _print_answer(data, page, saved, as_json)
     return 0 if any(run.loss is not None for run in data.runs) or not data.trials else 1
 

@@ -154,16 +154,25 @@ def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _print_status(snapshot: "Snapshot", folder: Path, as_json: bool) -> int:
+    from mupscale.studies.sensitivity import found_in, sensitivity_text
     from mupscale.studies.summary import rows, table_text
 
     cells = rows(snapshot)
+    found, gains = found_in(snapshot)
     nothing_finished = any(cell.ended for cell in cells) and not any(
         cell.finished for cell in cells
     )
     if as_json:
-        print_json({"study": str(folder), "cells": [cell.to_dict() for cell in cells]})
+        values: dict[str, Any] = {"study": str(folder), "cells": [c.to_dict() for c in cells]}
+        if found:
+            values["sensitivity"] = [one.to_dict() for one in found]
+            values["gains"] = [one.to_dict() for one in gains]
+        print_json(values)
         return int(nothing_finished)
     show(table_text(cells))
+    if found:
+        print()
+        show(sensitivity_text(found, gains))
     if nothing_finished:
         print("\nNo trial finished, so there is no optimum.")
     print(f"\nrecords: {folder}/records.jsonl")

@@ -41,6 +41,8 @@ moved the same way and opposite ways."""
 Place = Mapping[str, float]
 """log2 of each parameter."""
 
+PlaceKey = tuple[tuple[str, float], ...]
+
 Direction = tuple[tuple[str, int], ...]
 """Parameters with the signs in which they move together."""
 
@@ -142,7 +144,7 @@ class _Walk:
         self.seeds = list(seeds)
         self.losses = {
             (
-                _key({name: math.log2(value) for name, value in trial.params.items()}),
+                place_key({name: math.log2(value) for name, value in trial.params.items()}),
                 trial.seed,
             ): trial.loss
             for trial in trials
@@ -221,18 +223,18 @@ class _Walk:
         self.search.missing = [
             (place, seed)
             for place, seed in itertools.product(wanted, self.seeds)
-            if (_key(place), seed) not in self.losses
+            if (place_key(place), seed) not in self.losses
         ]
         if self.search.missing:
             raise _MissingRunsError
 
     def _compared(self, direction: Direction, step: float, place: Place) -> PairedComparison:
         """A comparison, which is remembered: the same two points are compared once."""
-        key = _key(self.search.point), _key(place)
+        key = place_key(self.search.point), place_key(place)
         if key in self.known:
             return self.known[key]
         there, here = (
-            [self.losses[_key(one), seed] for seed in self.seeds]
+            [self.losses[place_key(one), seed] for seed in self.seeds]
             for one in (place, self.search.point)
         )
         pairs = zip(self.seeds, there, here, strict=True)
@@ -286,7 +288,7 @@ def _start(name: str, span: tuple[float, float]) -> float:
     return min(max(0.0, span[0]), span[1]) if "." in name else middle
 
 
-def _key(place: Place) -> tuple[tuple[str, float], ...]:
+def place_key(place: Place) -> PlaceKey:
     """Equal for equal places: log2 of what was read from a file differs in the last digits."""
     return tuple(sorted((name, round(x, 6) + 0.0) for name, x in place.items()))
 
@@ -294,8 +296,8 @@ def _key(place: Place) -> tuple[tuple[str, float], ...]:
 def on_the_line(trials: Sequence[TrialRecord], point: Place) -> Iterator[TrialRecord]:
     """Trials that differ from the point in nothing but the rate."""
     others = {name: x for name, x in point.items() if name != "lr"}
-    wanted = _key(others)
+    wanted = place_key(others)
     for trial in trials:
         own = {name: math.log2(value) for name, value in trial.params.items() if name != "lr"}
-        if _key(own) == wanted:
+        if place_key(own) == wanted:
             yield trial

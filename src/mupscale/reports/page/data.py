@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mupscale.analysis.families import StudyAnalysis
 from mupscale.analysis.measurements import Measurement
+
+if TYPE_CHECKING:
+    from mupscale.studies.sensitivity import FactorGain, Sensitivity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,5 +76,8 @@ class PageData:
     version: str
     recipe: RecipeView | None = None
     checks: Sequence[CheckSummary] = ()
+    sensitivity: Sequence["Sensitivity"] = ()
+    gains: Sequence["FactorGain"] = ()
+    "Of a paired search."
     refresh_seconds: int | None = None
     "Seconds between reloads of the page; None for a final page."

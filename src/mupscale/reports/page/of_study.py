@@ -31,11 +31,13 @@ def page_data(
     Pass a snapshot and its analysis if you have them: reading and analysing takes seconds.
     """
     from mupscale.studies.measured import measured
+    from mupscale.studies.sensitivity import found_in
 
     snapshot = snapshot or study.snapshot()
     runs, axis = measured(snapshot)
     analysis = analysis or analyse(runs, axis=axis)
     progress = _progress(snapshot)
+    sensitivity, gains = found_in(snapshot)
     return PageData(
         name=study.config.name,
         config=_public(study.config),
@@ -47,6 +49,8 @@ def page_data(
         version=mupscale.__version__,
         recipe=None if to is None else _recipe(study, to, analysis),
         checks=checks,
+        sensitivity=sensitivity,
+        gains=gains,
         refresh_seconds=None if progress.done else refresh_seconds,
     )
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mupscale.analysis.families import CellAnalysis, StudyAnalysis
 from mupscale.analysis.flags import flags_text
 from mupscale.reports.words import AXES, SHORT, decimal, power, signed, with_interval
+
+if TYPE_CHECKING:
+    from mupscale.studies.sensitivity import FactorGain, Sensitivity
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,20 @@ def _optimum_row(cell: CellAnalysis, names: Sequence[str]) -> list[str]:
         ", ".join(map(str, cell.seeds)) if len(cell.seeds) <= 5 else str(len(cell.seeds)),
         flags_text(cell.flags),
     ]
+
+
+def sensitivity_table(rows: Sequence["Sensitivity"]) -> PageTable:
+    """One row per parameter of a paired search."""
+    from mupscale.studies.sensitivity import SENSITIVITY_HEAD, sensitivity_cells
+
+    caption = "Each searched parameter of each cell, around the best point. Losses are in nats."
+    return PageTable(caption, SENSITIVITY_HEAD, [sensitivity_cells(row) for row in rows])
+
+
+def gain_sentence(gain: "FactorGain") -> str:
+    from mupscale.studies import sensitivity
+
+    return sensitivity.gain_sentence(gain)
 
 
 def transfer_table(analysis: StudyAnalysis) -> PageTable:
