@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mupscale.errors import DimensionError
-from mupscale.reports.canvas import blank_figure, grid_shape, write_title
+from mupscale.reports.canvas import blank_figure, grid_shape, write_heading, write_title
 from mupscale.reports.octaves import power_of_two
-from mupscale.reports.style import INK, QUIET, ordered_colours
+from mupscale.reports.style import INK, ordered_colours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,8 +26,9 @@ def draw_sensitivity(rows: Sequence["Sensitivity"], *, title: str) -> "Figure":
         first = None
         for place, name in enumerate(names):
             first = axes = figure.add_subplot(lines, columns, place + 1, sharey=first)
-            _draw_parameter(axes, [row for row in rows if row.parameter == name], colours)
-            axes.set_title(name, loc="left", fontsize=10, fontweight="bold")
+            own = [row for row in rows if row.parameter == name]
+            _draw_parameter(axes, own, colours)
+            write_heading(axes, name, ", ".join(dict.fromkeys(row.verdict for row in own)))
             if place % columns == 0:
                 axes.set_ylabel("loss above the best point (nats)")
         if len(colours) > 1:
@@ -51,8 +52,3 @@ def _draw_parameter(axes: "Axes", rows: Sequence["Sensitivity"], colours: dict[s
     low, high = axes.get_xlim()
     ticks = [tick for tick in range(int(low) - 1, int(high) + 2) if low <= tick <= high]
     axes.set_xticks(ticks, [power_of_two(tick) for tick in ticks])
-    verdicts = list(dict.fromkeys(row.verdict for row in rows))
-    axes.annotate(
-        ", ".join(verdicts), (0.03, 0.97), xycoords="axes fraction", va="top", fontsize=8,
-        color=QUIET,
-    )  # fmt: skip
