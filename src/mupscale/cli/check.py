@@ -163,8 +163,12 @@ def check(
 
 def folder_name(rule: str, name: str, settings: list[Any]) -> str:
     """One folder per set of settings, so that a run finds its own records and no others."""
+    from mupscale.theory.rules import NEWER
+
     plain = re.sub(r"[^A-Za-z0-9]+", "-", f"{rule}-{name}").strip("-")
     # Folders of earlier checks are found by this text, in which a rule's evidence was `because`,
-    # and there was no `kv_part`.
-    text = repr(settings).replace(", evidence=", ", because=").replace(", kv_part='both'", "")
+    # and newer choices were missing.
+    text = repr(settings).replace(", evidence=", ", because=")
+    for choice, default in NEWER.items():
+        text = text.replace(f", {choice}={default!r}", "")
     return f"{plain[:48]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -94,6 +94,10 @@ class RuleFlags:
     """
     kv_part: Literal["both", "keys", "values"] | None = None
     "What gets that factor: keys, values or both (default: the rule's own)."
+    embedding: str | None = None
+    """Learning rate of the token embedding over width n: table (constant), sqrt (1/√n, for a large
+    vocabulary) or a formula in n (default: the rule's own).
+    """
     width: Literal["scaled", "init", "none"] | None = None
     """What scales with width: everything (scaled), only the initial standard deviation (init), or
     nothing (none) (default: the rule's own).
@@ -109,6 +113,7 @@ class RuleFlags:
         return rule_named(self.rule).with_(
             kv_factor=self.kv_factor,
             kv_part=self.kv_part,
+            embedding=self.embedding,
             width=self.width,
             decay=self.decay_scaling,
             eps=self.eps,

@@ -17,6 +17,7 @@ from mupscale.theory import (
     LowRank,
     Readout,
     Router,
+    Table,
     Unit,
     Vector,
 )
@@ -85,7 +86,7 @@ _EXPERT = Expert("n_out", "n_in", width="n", active="active/experts")
 # fmt: off
 ROLE_ROWS: Mapping[Role, RoleRow] = {  # in the order of every table that lists roles
     "embedding": RoleRow(Embedding("n"), ("width", None), TABLES),
-    "position": RoleRow(Embedding("n"), ("width", None), TABLES),
+    "position": RoleRow(Table("n"), ("width", None), TABLES),
     "query": RoleRow(_DENSE, ("inner", "width"), _roles("query"), takes_width=True),
     "key": RoleRow(_KEY, ("inner", "width"), _roles("key"), takes_width=True, shared=True),
     "value": RoleRow(_VALUE, ("inner", "width"), _roles("value"), takes_width=True, shared=True),
@@ -102,7 +103,7 @@ ROLE_ROWS: Mapping[Role, RoleRow] = {  # in the order of every table that lists 
     "expert_out": RoleRow(_EXPERT, ("width", "d_ff"), _ENDS, ends_branch=True),
     "hidden": RoleRow(_DENSE, ("width", "width"), _roles()),
     "branch_output": RoleRow(_DENSE, ("width", "width"), _ENDS, ends_branch=True),
-    "depthwise": RoleRow(Embedding("n"), ("width", None), _roles("depthwise")),
+    "depthwise": RoleRow(Table("n"), ("width", None), _roles("depthwise")),
     "gain": RoleRow(Vector("n"), (None, None), _roles("gain"), start="set"),
     "bias": RoleRow(Vector("n"), (None, None), _roles("bias"), start="set"),
     "readout": RoleRow(Readout("n"), (None, "width"), _roles("readout")),

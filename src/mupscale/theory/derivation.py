@@ -96,7 +96,7 @@ class _Derivation:
         self.own_multiplier = self.core.multiplier() if self.rule.width == "scaled" else _ONE
         if self.rule.width == "scaled":
             self.sigma = self._initial_size()
-            rate = self._hidden_rate()
+            rate = self._embedding_rate(self._hidden_rate())
         else:
             self.sigma = self._sigma_by_fan_in() if self.rule.width == "init" else _ONE
             rate = self._width_unscaled()
@@ -326,6 +326,57 @@ class _Derivation:
             self._target() / step,
             "the step must have the norm that the spectral condition requires of ΔW",
             f"{_PAPER}, eq. 1 and appendix A.1",
+        )
+
+    def _embedding_rate(self, rate: Expr) -> Expr:
+        """The rate of a token embedding, where the rule does not treat its vocabulary as fixed."""
+        if not self.core.vocabulary or self.rule.embedding == "table":
+            return rate
+        literal = self.rule.literal_embedding()
+        if literal is not None:
+            return self._record(
+                "Learning rate of the token embedding",
+                _RATE,
+                literal.subs({formulas.n: self.core.shape()[0]}, simultaneous=True),
+                f"the rule sets it, embedding={self.rule.embedding!r}, instead of deriving it",
+                f"rule {self.rule}",
+            )
+        return self._rate_for_large_vocabulary()
+
+    def _rate_for_large_vocabulary(self) -> Expr:
+        """As for the paper's repeated matrix, steps follow the spectral norm of the matrix."""
+        if self.optimizer.gradient_degree:
+            raise NotDerivedError(
+                f"embedding='sqrt' is derived for steps that do not grow with the gradient; those "
+                f"of {self.optimizer} do. Use adamw, lion or another of that kind, or "
+                "embedding='table'."
+            )
+        tokens = sympy.Symbol("V", positive=True)
+        n = self.core.shape()[0]
+        size = self._record(
+            "Initial size of the table",
+            ("‖W₀‖ = σ(√n + √V)", r"\|W_0\| = \sigma(\sqrt{n} + \sqrt{V})"),
+            estimates.bai_yin(self.sigma, n, tokens),
+            "its V tokens are taken as one n × V matrix: a batch meets many of them at once",
+            "Bai & Yin 1993; not in the paper",
+            "extrapolated",
+        )
+        step = self._record(
+            "Step of the table",
+            ("s", "s"),
+            self.optimizer.step(StepSizes(n, tokens, rms=self.sigma, gradient=_ONE)),
+            "the updates of the tokens are assumed to be coherent, as in hidden matrices",
+            self.optimizer.source,
+            "extrapolated",
+        )
+        return self._record(
+            "Learning rate of the token embedding, V ≫ n",
+            ("η = ‖W₀‖/s", r"\eta = \|W_0\|/s"),
+            sympy.limit(size / step, tokens, sympy.oo),
+            "the update keeps the size of the table in the spectral norm; a vocabulary much "
+            "smaller than n would give a constant, as a lookup of single tokens does",
+            "arXiv 2506.15025 states η ∝ √n times the hidden rate; this derivation is ours",
+            "extrapolated",
         )
 
     def _own_rate(self, rate: Expr) -> Expr:

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.records import write_whole
-from mupscale.theory.rules import RULES, Rule
+from mupscale.theory.rules import NEWER, RULES, Rule
 
 FORMAT = "mupscale rule"
 VERSION = 1
@@ -148,7 +148,7 @@ def _rule(content: Any) -> Rule:
     evidence = _evidence(fields.pop("evidence", None))
     choices = fields
     known = [field.name for field in dataclasses.fields(Rule) if field.name != "evidence"]
-    _check_fields("rule", {"kv_part": "both"} | choices, known)
+    _check_fields("rule", dict(NEWER) | choices, known)
     if choices["kv_factor"] != exponent_formula(evidence.gamma):
         raise OptionError(
             f"kv_factor = {choices['kv_factor']!r} does not match gamma = {evidence.gamma:g}: the "

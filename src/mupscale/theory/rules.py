@@ -17,6 +17,12 @@ Parts = Literal["both", "keys", "values"]
 DERIVED = ("derived", "paper", "rms")
 """Key/value factors that follow from a derivation; every other one is set."""
 
+EMBEDDINGS = ("table", "sqrt")
+"""Rates of the token embedding that follow from a derivation."""
+
+NEWER: Mapping[str, str] = {"kv_part": "both", "embedding": "table"}
+"""Choices that files of earlier versions do not have, with their defaults."""
+
 _SETTINGS: Mapping[str, Sequence[str]] = {
     "width": get_args(Width),
     "kv_part": get_args(Parts),
@@ -42,6 +48,8 @@ class Rule:
     evidence   how the key/value factor was measured, if it was; changes no value
     kv_part    what gets the key/value factor: "both", "keys" or "values"; the others keep the
                hidden rate and decay
+    embedding  the rate of the token embedding: "table" (derived for a fixed vocabulary: constant),
+               "sqrt" (derived for a vocabulary far larger than the width: 1/√n), or a formula in n
 
     >>> Rule("mine", kv_factor="((1 + sqrt(r))/2)**0.7").kv_factor
     '((1 + sqrt(r))/2)**0.7'
@@ -57,6 +65,7 @@ class Rule:
     eps: Scaled = "scaled"
     evidence: str | None = None
     kv_part: Parts = "both"
+    embedding: str = "table"
 
     def __post_init__(self) -> None:
         for field, known in _SETTINGS.items():
@@ -64,16 +73,20 @@ class Rule:
                 raise UnknownNameError(f"setting for {field}", getattr(self, field), known)
         self.beta(formulas.L)
         self.literal_kv_factor()
+        self.literal_embedding()
 
     @property
     def choices(self) -> dict[str, str]:
         """Everything that changes a value: two rules are the same if these are equal.
 
-        `kv_part` is left out if it is "both", as in files of earlier versions: a rule that has not
-        changed keeps its records and fingerprints.
+        Choices that are newer than the first files are left out at their defaults: a rule that has
+        not changed keeps its records and fingerprints.
         """
-        left_out = ("evidence", "kv_part") if self.kv_part == "both" else ("evidence",)
-        return {key: value for key, value in asdict(self).items() if key not in left_out}
+        return {
+            key: value
+            for key, value in asdict(self).items()
+            if key != "evidence" and NEWER.get(key) != value
+        }
 
     def to_dict(self) -> dict[str, str]:
         """The rule as files hold it. The evidence keeps its first key there, "because"."""
@@ -101,6 +114,12 @@ class Rule:
             return sympy.Integer(1)
         words = ", ".join(["hidden", *DERIVED])
         return _positive("kv_factor", self.kv_factor, ["n", "r", "inner"], words)
+
+    def literal_embedding(self) -> Expr | None:
+        """The embedding's rate if it is given as a formula; None if it is derived."""
+        if self.embedding in EMBEDDINGS:
+            return None
+        return _positive("embedding", self.embedding, ["n"], ", ".join(EMBEDDINGS))
 
     def of_part(self, part: str | None) -> "Rule":
         """The rule for "key" or "value": without the factor, where `kv_part` leaves it out.

@@ -34,6 +34,8 @@ class Unit(ABC):
     decays: ClassVar[bool] = True
     grows_both_ways: ClassVar[bool] = True
     """Both dimensions grow with the model; optimizers of whole matrices (Muon) need that."""
+    vocabulary: ClassVar[bool] = False
+    """It has an entry for each token of a vocabulary, which may be larger than the width."""
     thin_readout: ClassVar[bool] = False
     """Few outputs read many aligned inputs: the spectral norm is attained, and sets the init."""
 
@@ -123,16 +125,24 @@ class Dense(Unit):
 
 @dataclass(frozen=True)
 class Embedding(Unit):
-    """Token or position embedding: looks up one of a fixed number of columns of length n."""
+    """Token embedding: looks up one of a fixed number of columns of length n."""
 
     n: Dimension
     grows_both_ways: ClassVar[bool] = False
+    vocabulary: ClassVar[bool] = True
 
     def shape(self) -> tuple[Expr, Expr]:
         return self.n, sympy.Integer(1)
 
     def gradient_entry(self) -> Expr:
         return 1 / self.n
+
+
+@dataclass(frozen=True)
+class Table(Embedding):
+    """Any other table: positions, taps of a filter."""
+
+    vocabulary: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -365,6 +375,7 @@ _n, _r, _L, _inner = formulas.n, formulas.r, formulas.L, formulas.inner
 
 NAMED: Mapping[str, Unit] = {
     "embedding": Embedding(_n),
+    "position": Table(_n),
     "readout": Readout(_n),
     "dense": Dense(_n, _n),
     "kv": KeyValue(_n, _r),
@@ -382,7 +393,7 @@ NAMED: Mapping[str, Unit] = {
 """Units in symbols, by their name on the command line."""
 
 ALIASES: Mapping[str, str] = {
-    **dict.fromkeys(["embed", "position"], "embedding"),
+    "embed": "embedding",
     **dict.fromkeys(["unembed", "unembedding", "head", "lm-head", "output"], "readout"),
     **dict.fromkeys(["hidden", "q", "o", "query", "ffn", "mlp", "feed-forward"], "dense"),
     **dict.fromkeys(["k", "v", "key", "value", "key-value", "keyvalue"], "kv"),
