@@ -37,7 +37,7 @@ def config(**changes: Any) -> StudyConfig:
 
 
 def plans(of: StudyConfig) -> list[Plan]:
-    return [Plan.from_json(json.dumps(plan_dict(of, cell))) for cell in of.cells()]
+    return [Plan.from_json(json.dumps(plan_dict(of, cell, {}))) for cell in of.cells()]
 
 
 def of_module(name: str) -> dict[str, Any]:

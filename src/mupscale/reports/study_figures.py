@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mupscale.analysis.families import StudyAnalysis
 from mupscale.analysis.measurements import Measurement
@@ -12,7 +13,9 @@ from mupscale.reports.saving import FORMATS, save_figure
 from mupscale.reports.sensitivity import draw_sensitivity
 from mupscale.reports.style import Look
 from mupscale.reports.tables import save_table, study_tables
-from mupscale.studies.sensitivity import Sensitivity
+
+if TYPE_CHECKING:
+    from mupscale.studies.sensitivity import Sensitivity
 
 
 def save_study_figures(
@@ -20,7 +23,7 @@ def save_study_figures(
     runs: Sequence[Measurement],
     folder: Path,
     formats: Sequence[str] = FORMATS,
-    sensitivity: Sequence[Sensitivity] = (),
+    sensitivity: Sequence["Sensitivity"] = (),
 ) -> list[Path]:
     """Save what the runs allow: loss against rate, maps of two parameters, the sensitivity of a
     paired search, and every table.

@@ -5,9 +5,9 @@ It starts at the middle of each value's range and at 1 for each factor. Along a 
 one parameter or two that interact, it trains one step down and one step up, on the same seeds as
 the current point. A difference counts if its 95 % interval, paired by seed, excludes zero. The
 better side becomes the current point, and the search goes on that way until nothing is gained. A
-direction in which neither side makes a difference does not matter, and is not tried again. The
-others are tried again with half the step. At the end, rates around the best one are added, so that
-its interval can be fitted.
+parameter of which neither side makes a difference does not matter, and is not tried again, except
+for the rate. The others are tried again with half the step. At the end, rates around the best one
+are added, so that its interval can be fitted.
 
 Every decision depends on recorded losses alone, so the same records give the same search.
 """
@@ -175,7 +175,8 @@ class _Walk:
         self._rates()
 
     def _parameter(self, name: str, step: float) -> None:
-        if self.matters[name]:
+        # The rate is followed to the end: what the others move may move it, too.
+        if self.matters[name] or name == "lr":
             self.matters[name] = self._along(((name, 1),), step)
 
     def _pairs(self, step: float) -> None:
