@@ -131,6 +131,47 @@ def test_a_replay_of_any_part_of_the_records_asks_for_the_next_ones(trials: list
     assert CellRun(configured(), cell, trials).done
 
 
+def test_no_parameter_is_dropped_before_the_noise_is_known():
+    """With two seeds each comparison has one degree of freedom, so the first factor is judged with
+    four. Then the point moves, and it is tried again there; the last factor, judged with more, is
+    not.
+    """
+    names = ("lr.gains", "lr.embedding", "std.readout")
+    space = {"lr": ["2^-8", "2^-4"]} | {name: ["2^-2", "2^2"] for name in names}
+    config = configured(seeds=(1, 2), **space)
+
+    def loss(place: Mapping[str, float], seed: int) -> float:
+        bowl = 0.05 * (place["lr"] + 6) ** 2 + 0.2 * (place["lr.embedding"] - 2) ** 2
+        return 2 + bowl + noise(place, seed)
+
+    found = searched(carried_out(config, loss), config)
+    steps = {
+        name: {one.step for one in found.comparisons if one.direction[0][0] == name}
+        for name in names
+    }
+    assert steps["lr.gains"] == {2.0, 1.0}
+    assert steps["std.readout"] == {2.0}
+
+
+def test_what_the_first_comparisons_could_not_decide_is_judged_again():
+    """Two noisy comparisons of the rate hide a gain of 0.028 nats. Six quiet ones show that they
+    were an exception: × 4 is taken, although × 2 gains nothing.
+    """
+    names = ("lr.embedding", "lr.gains", "std.readout", "std.embedding")
+    space = {"lr": ["2^-8", "2^-4"]} | {name: ["2^-2", "2^2"] for name in names}
+    config = configured(seeds=(1, 2), **space)
+    sides = {2.0: -0.028, 1.0: 0.0, 0.0: 0.0, -1.0: 0.05, -2.0: 0.05}
+
+    def loss(place: Mapping[str, float], seed: int) -> float:
+        away = abs(place["lr"] + 6)
+        noisy = 0.02 * (1 if seed == 1 else -1) * (away > 0)
+        return 2 + 0.15 * away + noisy + sides[round(place["lr.embedding"], 6)]
+
+    found = searched(carried_out(config, loss), config)
+    assert found.point["lr.embedding"] == 2
+    assert [one.name for one in found.comparisons if one.accepted] == ["lr.embedding × 4"]
+
+
 def test_noise_alone_moves_nothing_far():
     """Where nothing matters, each comparison is a false alarm with probability 1/40 per side."""
     moved = [

@@ -29,6 +29,10 @@ LINE = (-1.0, -0.5, 0.5, 1.0)
 for a fit.
 """
 
+NOISE_DEGREES = 6
+"""Degrees of freedom of the noise before a parameter may be dropped: the first comparisons, of two
+or three seeds, do not show how noisy losses are."""
+
 PAIRS = (
     ("lr", "std"),
     ("lr", "std.readout"),
@@ -91,10 +95,30 @@ class PairedSearch:
     "Places and seeds to train next; empty if the search is done."
     before_factors: dict[str, float] = field(default_factory=dict[str, float])
     "The point at which only values, such as the rate, had been tuned."
+    squares: dict[object, tuple[float, int]] = field(
+        default_factory=dict[object, tuple[float, int]]
+    )
+    "Of each comparison: squares around its mean over seeds, and their degrees of freedom."
 
     @property
     def done(self) -> bool:
         return not self.missing
+
+    @property
+    def noise_degrees(self) -> int:
+        return sum(degrees for _, degrees in self.squares.values())
+
+    def interval(self, values: Sequence[float]) -> Estimate:
+        """The mean of differences by seed, with Student's interval. Their spread is the larger of
+        their own and that of all comparisons: two or three seeds do not show it well.
+        """
+        count, own = len(values), _squares(values)
+        mean, degrees = sum(values) / count, self.noise_degrees
+        if count < 2 or not degrees:
+            return Estimate(mean, -math.inf, math.inf, 0)
+        pooled = sum(squares for squares, _ in self.squares.values()) / degrees
+        error = math.sqrt(max(pooled, own / (count - 1)) / count)
+        return Estimate.student(mean, error, degrees)
 
     def last_of(self, name: str) -> list[PairedComparison]:
         """The latest comparisons of a parameter by itself, one for each side."""
@@ -152,7 +176,8 @@ class _Walk:
         self.search = PairedSearch({name: _start(name, span) for name, span in self.spans.items()})
         self.matters = dict.fromkeys(self.spans, True)
         "Parameters that make a difference, as far as is known."
-        self.known: dict[object, PairedComparison] = {}
+        self.places: dict[object, int] = {}
+        "Of each comparison in the list."
 
     def run(self, smallest: float) -> None:
         values = [name for name in self.spans if "." not in name]
@@ -163,12 +188,14 @@ class _Walk:
         for name in factors:
             self._parameter(name, FIRST_STEP)
         self._pairs(FIRST_STEP)
+        self._judge_again(FIRST_STEP)
         step = FIRST_STEP / 2
         while step >= smallest - 1e-9:
             before = dict(self.search.point)
             for name in self.spans:
                 self._parameter(name, step)
             self._pairs(step)
+            self._judge_again(step)
             is_last = step / 2 < smallest - 1e-9
             if not is_last or self.search.point == before:
                 step /= 2
@@ -177,7 +204,16 @@ class _Walk:
     def _parameter(self, name: str, step: float) -> None:
         # The rate is followed to the end: what the others move may move it, too.
         if self.matters[name] or name == "lr":
-            self.matters[name] = self._along(((name, 1),), step)
+            differs = self._along(((name, 1),), step)
+            self.matters[name] = differs or self.search.noise_degrees < NOISE_DEGREES
+
+    def _judge_again(self, step: float) -> None:
+        """By now the noise is known better: where the runs are there, compare once more."""
+        for name in self.spans:
+            sides = [self._moved(((name, sign),), step) for sign in (1, -1)]
+            places = [place for place in sides if place is not None]
+            if not self._lacking(places):
+                self._parameter(name, step)
 
     def _pairs(self, step: float) -> None:
         for pair in PAIRS:
@@ -202,10 +238,10 @@ class _Walk:
         return any(one.verdict != "no difference" for one in found)
 
     def _accept(self, one: PairedComparison, step: float) -> None:
-        known = self.search.comparisons
-        known[known.index(one)] = replace(one, accepted=True)
         place = self._moved(one.direction, step)
         assert place is not None
+        number = self.places[place_key(self.search.point), place_key(place)]
+        self.search.comparisons[number] = replace(one, accepted=True)
         self.search.point = place
 
     def _moved(self, direction: Direction, step: float) -> dict[str, float] | None:
@@ -218,30 +254,30 @@ class _Walk:
                 return None
         return place
 
-    def _require(self, places: Sequence[Mapping[str, float]]) -> None:
-        """Ask for what is missing of these and of the current point, on every seed."""
+    def _lacking(self, places: Sequence[Place]) -> list[tuple[dict[str, float], int]]:
+        """What has not run yet of these and of the current point, on every seed."""
         wanted = [dict(self.search.point), *map(dict, places)]
-        self.search.missing = [
+        return [
             (place, seed)
             for place, seed in itertools.product(wanted, self.seeds)
             if (place_key(place), seed) not in self.losses
         ]
+
+    def _require(self, places: Sequence[Place]) -> None:
+        self.search.missing = self._lacking(places)
         if self.search.missing:
             raise _MissingRunsError
 
     def _compared(self, direction: Direction, step: float, place: Place) -> PairedComparison:
-        """A comparison, which is remembered: the same two points are compared once."""
+        """A place against the current point, with the noise as it is known now."""
         key = place_key(self.search.point), place_key(place)
-        if key in self.known:
-            return self.known[key]
         there, here = (
             [self.losses[place_key(one), seed] for seed in self.seeds]
             for one in (place, self.search.point)
         )
-        pairs = zip(self.seeds, there, here, strict=True)
         differences = {
             seed: loss - current
-            for seed, loss, current in pairs
+            for seed, loss, current in zip(self.seeds, there, here, strict=True)
             if loss is not None and current is not None
         }
         if None in there:
@@ -249,28 +285,13 @@ class _Walk:
         elif None in here:  # anything that trains is better than what does not
             differences, estimate = {}, Estimate(-math.inf, -math.inf, -math.inf, 0)
         else:
-            estimate = self._estimate(list(differences.values()))
+            values = list(differences.values())
+            self.search.squares[key] = _squares(values), len(values) - 1
+            estimate = self.search.interval(values)
         found = PairedComparison(direction, step, differences, estimate)
-        self.known[key] = found
-        self.search.comparisons.append(found)
+        place_of = self.places.setdefault(key, len(self.search.comparisons))
+        self.search.comparisons[place_of : place_of + 1] = [found]
         return found
-
-    def _estimate(self, values: Sequence[float]) -> Estimate:
-        """The mean with Student's interval. Its spread is the larger of its own and that of all
-        comparisons so far: two or three seeds do not show it well.
-        """
-        count = len(values)
-        mean = sum(values) / count
-        squares, freedom = _squares(values), count - 1
-        pooled, degrees = squares, freedom
-        for one in self.search.comparisons:
-            if one.differences:
-                pooled += _squares(list(one.differences.values()))
-                degrees += len(one.differences) - 1
-        if not degrees:
-            return Estimate(mean, -math.inf, math.inf, 0)
-        variance = max(pooled / degrees, squares / freedom)
-        return Estimate.student(mean, math.sqrt(variance / count), degrees, 0.95)
 
     def _rates(self) -> None:
         self._require(

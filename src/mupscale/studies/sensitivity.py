@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mupscale.analysis.estimates import Estimate
-from mupscale.analysis.fits import mean_over_seeds
 from mupscale.records import finite
 from mupscale.studies.paired import (
     PairedComparison,
@@ -100,7 +99,7 @@ def _sensitivity(
         if place_key({other: x for other, x in logs.items() if other != name}) == others:
             along.setdefault(round(logs[name], 6), []).append(trial.loss - here)
     best = round(search.point[name], 6)
-    points = {x: mean_over_seeds(found) for x, found in along.items() if x != best}
+    points = {x: search.interval(found) for x, found in along.items() if x != best}
     alone = search.last_of(name)
     for one in alone:  # tried earlier, and not again since it made no difference
         if one.differences:
@@ -127,7 +126,7 @@ def _gain(cell: str, search: PairedSearch, losses: Losses, seeds: Sequence[int])
     factors = {name: 2.0**x for name, x in search.point.items() if "." in name and abs(x) > 1e-6}
     pairs = zip(at(search.point), at(search.before_factors), strict=True)
     known = [after - before for after, before in pairs if after is not None and before is not None]
-    gain = mean_over_seeds(known) if factors and len(known) == len(seeds) else None
+    gain = search.interval(known) if factors and len(known) == len(seeds) else None
     return FactorGain(cell, search.done, factors, gain)
 
 
