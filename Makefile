@@ -4,8 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 TITAN := .venv/torchtitan
 TIMM := .venv/timm
-# One more than the two cores of CI: many tests wait for processes that they started.
-WORKERS ?= 3
+WORKERS ?= 2
 
 # Where the environment turns cached bytecode off, every process of the tests would compile the package
 # again.
