@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from mupscale.errors import StorageError
 
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
-_POWER = re.compile(r"\b2\^([−-]?[0-9.]+[0-9])")
+_POWER = re.compile(r"\b2\^([−-]?[0-9]+(?:\.[0-9]+)?)")
 
 
 def embedded_json(value: Any) -> Markup:
@@ -46,8 +46,8 @@ def source_hash(source: str) -> str:
 def powers(text: str) -> Markup:
     """Text with powers of two as superscripts; everything else is escaped.
 
-    >>> print(powers("<b> 2^−6.19"))
-    &lt;b&gt; 2<sup>−6.19</sup>
+    >>> print(powers("<b> 2^−6.19, 2^-7."))
+    &lt;b&gt; 2<sup>−6.19</sup>, 2<sup>−7</sup>.
     """
     plain = str(escape(text))
     return Markup(_POWER.sub(lambda found: f"2<sup>{found[1].replace('-', '−')}</sup>", plain))
