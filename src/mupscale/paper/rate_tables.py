@@ -248,12 +248,13 @@ def above_at_rate(question: Question, compared: Sequence[AtRate]) -> FitAnswer:
     missing = missing_in([*bases, *tables], ranges=bases)
     values: list[float] = []
     for seed in seeds if not missing else ():
-        losses = [one.at(seed, base.best) for base, pair in compared for one in pair]
-        if None in losses:
+        found = [one.at(seed, base.best) for base, pair in compared for one in pair]
+        losses = [loss for loss in found if loss is not None]
+        if len(losses) < len(found):
             missing = "the base's best rate lies outside of the range of a cell"
             break
         signed = zip((1, -1, -1, 1), losses, strict=False)
-        values.append(sum(sign * (loss or math.nan) for sign, loss in signed))
+        values.append(sum(sign * loss for sign, loss in signed))
     if not missing and any(math.isnan(value) for value in values):
         missing = DIVERGED
     runs = sum(one.ended for one in dict.fromkeys([*bases, *tables]))
