@@ -50,8 +50,8 @@ def test_it_shows_the_curves_the_optima_and_the_loss_at_the_tuned_rate(made):
         assert given == pytest.approx([BEST, 1.705 + 0.05 * (3 * drift) ** 2], abs=2e-3)
     assert left.get_ylim() == right.get_ylim()
     texts = [[text.get_text() for text in axes.texts] for axes in (left, right)]
-    assert any(text.startswith("the tuned rate costs 0.648 [") for text in texts[0])
-    assert any(text.startswith("the tuned rate costs 0.000 [") for text in texts[1])
+    assert any(text.startswith("at 512, this rate costs 0.648 [") for text in texts[0])
+    assert any(text.startswith("at 512, this rate costs 0.000 [") for text in texts[1])
 
 
 def test_light_and_dark_show_the_same(made, tmp_path: Path):

@@ -26,7 +26,6 @@ from mupscale.paper.rate_study import Parts, RateRuns, RateStudy, refuse_missing
 from mupscale.paper.rate_tables import (
     ABOVE_ZERO,
     DIVERGED,
-    NOT_ABOVE_ZERO,
     FitAnswer,
     Question,
     RateTable,
@@ -54,6 +53,11 @@ TITLES = {
 
 STILL_PER_DOUBLING = 0.17
 """A drift is still if its whole interval lies within this many octaves per doubling."""
+
+HARMLESS_NATS = 0.02
+"""The figure shows a regret as harmless if its whole interval lies below this. Chosen after the
+runs, when an interval up to 0.43 had been drawn as harmless because it contains 0.
+"""
 
 _SEEDS_AT_TARGET = 2
 _DROPPED_OCTAVES = 1.0
@@ -279,9 +283,9 @@ def _panel(found: WidthRuns, rule: str) -> WidthPanel:
     measured = [found.at_best_rate(rule, seed) for seed in answer.seeds]
     losses = [loss for loss in measured if loss is not None and math.isfinite(loss)]
     widest = answer.agreement.widest
-    text = f"the tuned rate at {found.target}: {answer.agreement.verdict}"
+    text = f"at {found.target}, this rate: {answer.agreement.verdict}"
     if widest is not None:
-        text = f"the tuned rate costs {with_ends(widest, 3)} nats at {found.target}"
+        text = f"at {found.target}, this rate costs {with_ends(widest, 3)} nats"
     return WidthPanel(
         title=TITLES.get(rule, rule),
         curves=tuple(curve for curve in curves if curve is not None),
@@ -289,10 +293,18 @@ def _panel(found: WidthRuns, rule: str) -> WidthPanel:
         target=found.target,
         at_rate=sum(losses) / len(losses) if losses and len(losses) == len(measured) else None,
         regret=text,
-        gives_up={ABOVE_ZERO: True, DIVERGED: True, NOT_ABOVE_ZERO: False}.get(
-            answer.agreement.verdict
-        ),
+        gives_up=_gives_up(answer),
     )
+
+
+def _gives_up(answer: FitAnswer) -> bool | None:
+    """For the colour: whether the rate costs something, or is bounded below what matters. A wide
+    interval that contains 0 shows neither.
+    """
+    verdict, widest = answer.agreement.verdict, answer.agreement.widest
+    if verdict in (ABOVE_ZERO, DIVERGED):
+        return True
+    return False if widest is not None and widest.high < HARMLESS_NATS else None
 
 
 def _curve(width: int, table: RateTable) -> WidthCurve | None:

@@ -29,8 +29,8 @@ class WidthCurve:
 @dataclass(frozen=True)
 class WidthPanel:
     """One rule. `log2_rate` is the best rate of the smallest width, `at_rate` the loss of the
-    largest one there, `regret` what it gives up, in words, and `gives_up` whether that is above 0
-    (None: not known).
+    largest one there, `regret` what it gives up, in words, and `gives_up` whether that is above 0,
+    or too small to matter (None: not known).
     """
 
     title: str
