@@ -187,6 +187,18 @@ class TestTransfer:
         )
         assert [one.octaves.value for one in rule.regrets] == pytest.approx([0.5, -0.5], abs=0.01)
 
+    def test_a_regret_beyond_the_fitted_rates_is_extrapolated(self):
+        """The curve of the last member has runs only up to half an octave above its optimum."""
+        runs = study({"a": (-5.0, -6.0, -7.5)}, noise=1e-5)
+        kept = [
+            one for one in runs if one.member != MEMBERS[2] or math.log2(one.params["lr"]) < -6.9
+        ]
+        for measured, expected in ((runs, [False, True]), (kept, [False, True])):
+            rule = analyse(measured, axis="r").transfers[0]
+            assert [one.extrapolated for one in rule.regrets] == expected
+        near = analyse(study({"a": (-5.5, -6.0, -7.0)}, noise=1e-5), axis="r").transfers[0]
+        assert [one.extrapolated for one in near.regrets] == [False, False]
+
     def test_the_proxy_is_the_least_of_the_family_in_whatever_order(self):
         runs = study({"a": (-6.0, -6.5, -5.5)})
         assert analyse(runs[::-1], axis="r").transfers[0].regrets[0].proxy == MEMBERS[0]

@@ -1,5 +1,6 @@
 """A folder of studies, read as one."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from mupscale.cli import main
 from mupscale.errors import OptionError
 from mupscale.paper.width import EXPERIMENT
+from mupscale.reports.page import study_page
 from mupscale.reports.page.of_study import page_data
 from mupscale.studies import Study
 from mupscale.studies.joining import joined_config
@@ -68,6 +70,13 @@ def test_cells_without_a_part_show_the_same_training_under_another_rule(folder: 
         assert {one.cell for one in copied.values()} == {name}
     (folder / "64" / "study.toml").unlink()
     assert Study.open(folder).snapshot().copies == set()
+
+
+def test_the_page_counts_a_run_that_rules_share_once(folder: Path):
+    page = study_page(page_data(Study.open(folder)))
+    (counts,) = re.findall(r'<dl class="counts".*?</dl>', page, flags=re.S)
+    shown = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", counts))
+    assert (shown["trials"], shown["finished"]) == ("90", "90")
 
 
 def test_it_knows_what_has_ended(folder: Path):

@@ -83,6 +83,8 @@ class Regret:
     loss: Estimate
     octaves: Estimate
     "How far the proxy's optimum lies above the member's, in log2 of the rate."
+    extrapolated: bool = False
+    "The proxy's optimum lies outside of the rates that the member's curve was fitted to."
 
 
 @dataclass(frozen=True)
@@ -349,8 +351,18 @@ def _regrets(
     for place, (cell, here) in enumerate(known):
         if place != base:
             octaves = contrast([there, here], [1, -1], table, confidence)
-            found.append(Regret(proxy.member, cell.member, _regret(cell, octaves), octaves))
+            cost = _regret(cell, octaves)
+            beyond = _beyond(cell, octaves.value)
+            found.append(Regret(proxy.member, cell.member, cost, octaves, beyond))
     return tuple(found)
+
+
+def _beyond(cell: CellAnalysis, octaves: float) -> bool:
+    """Whether no fitted point of the cell lies as far out as this."""
+    if cell.optimum is None:
+        return False
+    low, high = cell.optimum.range
+    return not low <= cell.optimum.value + octaves <= high
 
 
 def _regret(cell: CellAnalysis, octaves: Estimate) -> Estimate:

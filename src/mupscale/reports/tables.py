@@ -115,6 +115,7 @@ def regret_rows(analysis: StudyAnalysis) -> list[PlainRow]:
             "position": _number(one.member.position),
             **_estimate("regret_nats", one.loss),
             **_estimate("distance_octaves", one.octaves),
+            "extrapolated": one.extrapolated,
             "confidence": analysis.confidence,
         }
         for transfer in analysis.transfers

@@ -38,6 +38,9 @@ class Answer:
     comparisons: tuple[str, ...]
 
 
+EXTRAPOLATED = "This is extrapolated: the fitted curve has no runs there."
+
+
 def answer(data: PageData) -> Answer:
     analysis = data.analysis
     if not any(cell.lowest for cell in analysis.cells):
@@ -146,10 +149,11 @@ def _costs(transfer: RuleTransfer) -> str:
     if not transfer.regrets:
         return ""
     worst: Regret = max(transfer.regrets, key=lambda one: one.loss.value)
-    return (
+    text = (
         f"Training at the optimum of {worst.proxy.label} costs most on {worst.member.label}: "
         f"{with_interval(worst.loss, 4)} nats more than its own optimum."
     )
+    return f"{text} {EXTRAPOLATED}" if worst.extrapolated else text
 
 
 def _comparisons(analysis: StudyAnalysis) -> tuple[str, ...]:

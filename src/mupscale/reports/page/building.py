@@ -92,17 +92,20 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _counts(data: PageData) -> list[tuple[str, str]]:
-    """The numbers at the top of the page: the evidence for the answer."""
-    status = Counter(str(trial["status"]) for trial in data.trials)
+    """The numbers at the top of the page: the evidence for the answer. Runs that several rules share
+    count once.
+    """
+    trials = [trial for trial in data.trials if trial["cell"] not in data.copies]
+    status = Counter(str(trial["status"]) for trial in trials)
     failed = sum(status[one] for one in FAILED)
     cells = data.analysis.cells
-    seeds = {trial["seed"] for trial in data.trials}
-    tokens = sum(trial.get("tokens") or 0 for trial in data.trials)
-    seconds = sum(trial.get("seconds") or 0.0 for trial in data.trials)
+    seeds = {trial["seed"] for trial in trials}
+    tokens = sum(trial.get("tokens") or 0 for trial in trials)
+    seconds = sum(trial.get("seconds") or 0.0 for trial in trials)
     rules, models = {one.rule for one in cells}, {one.member.label for one in cells}
     hours = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
     counts = [
-        ("trials", f"{len(data.trials):,}"),
+        ("trials", f"{len(trials):,}"),
         ("finished", f"{status['finished']:,}"),
         ("diverged", f"{status['diverged']:,}"),
         ("stopped early", f"{status['stopped']:,}"),

@@ -76,6 +76,8 @@ class PageData:
     version: str
     recipe: RecipeView | None = None
     checks: Sequence[CheckSummary] = ()
+    copies: frozenset[str] = frozenset()
+    "Cells whose runs are those of another one: at the base, all rules are the same training."
     sensitivity: Sequence["Sensitivity"] = ()
     gains: Sequence["FactorGain"] = ()
     "Of a paired search."

@@ -44,6 +44,7 @@ def page_data(
         analysis=analysis,
         runs=runs,
         trials=[trial.to_dict() for trial in snapshot.trials],
+        copies=frozenset(snapshot.copies),
         progress=progress,
         made_at=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         version=mupscale.__version__,

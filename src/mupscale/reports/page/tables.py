@@ -105,7 +105,7 @@ def transfer_table(analysis: StudyAnalysis) -> PageTable:
 
 
 def regret_table(analysis: StudyAnalysis) -> PageTable:
-    headings = ["rule", "optimum of", "used on", "distance (octaves)", "extra loss (nats)"]
+    headings = ["rule", "optimum of", "used on", "distance (octaves)", "extra loss (nats)", "note"]
     rows = [
         [
             transfer.rule,
@@ -113,11 +113,15 @@ def regret_table(analysis: StudyAnalysis) -> PageTable:
             one.member.label,
             with_interval(one.octaves),
             with_interval(one.loss, 4),
+            "extrapolated" if one.extrapolated else "",
         ]
         for transfer in analysis.transfers
         for one in transfer.regrets
     ]
-    caption = "The cost of training a model at the proxy's best rate instead of its own."
+    caption = (
+        "The cost of training a model at the proxy's best rate instead of its own, on the model's "
+        "fitted curve. It is extrapolated where no run of the fit lies as far out."
+    )
     return PageTable(caption, headings, rows, frozenset((3, 4)))
 
 
