@@ -1,8 +1,8 @@
 """Do values for each kind of weight, found at width 64, reach tuned AdamW at width 512? Ours.
 
-The search runs at the base. The point that it finds is read from its records and carried to the two
-largest widths. The runs to compare with are those of `width`, whose folder lies beside this one, and
-some more seeds of them.
+The search runs at the base. The point that it finds is read from its records and carried to the
+two largest widths. The runs to compare with are those of `width`, whose folder lies beside this
+one, and more seeds of them.
 
 results/factors/README.md has the design, which was fixed before the runs.
 """
@@ -10,41 +10,33 @@ results/factors/README.md has the design, which was fixed before the runs.
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from mupscale import reports
-from mupscale.analysis.estimates import Estimate
 from mupscale.errors import OptionError
+from mupscale.paper.carried import (
+    NO_WORSE_NATS,
+    PLAIN,
+    SIDE_OCTAVES,
+    CarriedPoint,
+    FactorsRuns,
+    panels,
+)
 from mupscale.paper.catalogue import load
 from mupscale.paper.claims import Claim
 from mupscale.paper.costs import study_work
 from mupscale.paper.experiment import QUIETLY, Execution, Findings, Scale
 from mupscale.paper.rate_study import Parts, RateRuns, RateStudy, refuse_missing_text, run_part
-from mupscale.paper.rate_tables import (
-    MEASURED,
-    FitAnswer,
-    Question,
-    RateTable,
-    Term,
-    lower_or_higher,
-    measured_difference,
-    missing_in,
-    rate_tables,
-    with_more_seeds,
-)
+from mupscale.paper.rate_tables import FitAnswer, rate_tables
 from mupscale.paper.sweeps import FIGURES
 from mupscale.paper.width import EXPERIMENT as WIDTH
 from mupscale.paper.width import REFERENCE, WidthRuns
 from mupscale.records import differences
-from mupscale.reports.differences import DifferencePanel, DifferenceRow, draw_differences
+from mupscale.reports.differences import draw_differences
 from mupscale.reports.sensitivity import draw_sensitivity
 from mupscale.studies import Snapshot, Study, StudyConfig
 from mupscale.studies.config import Search, rule_name
 from mupscale.studies.sensitivity import (
-    FactorGain,
-    Sensitivity,
     found_in,
     sensitivity_cells,
     sensitivity_text,
@@ -52,133 +44,10 @@ from mupscale.studies.sensitivity import (
 from mupscale.studies.study import CONFIG
 from mupscale.text import wrapped
 
-PLAIN = "sp-fan-in"
-"""Plain AdamW: one rate for all weights, initial std ∝ 1/√n."""
-
-NO_WORSE_NATS = 0.01
-"""A loss is no worse if the whole interval of its difference lies below this."""
-
 FACTORS = ("lr.embedding", "lr.readout", "lr.gains", "std.embedding", "std.readout")
 _FACTOR_ENDS = (2.0**-4, 2.0**4)
 _SEARCH = Search(method="paired", step=1.0, trials=66)
 _SEEDS_AT_TARGET = 4
-_SIDE_OCTAVES = 0.5
-
-
-@dataclass(frozen=True)
-class CarriedPoint:
-    """What the records decide; rates are in log2."""
-
-    rate: float
-    factors: Mapping[str, float]
-    plain_rate: float
-    "Plain AdamW's best rate of the grid at the largest width."
-    base_rate: float
-    "The base's best rate of the grid, without factors."
-
-    def __str__(self) -> str:
-        factors = "".join(f", {name} × {value:.4g}" for name, value in self.factors.items())
-        return f"the rate 2^{self.rate:g}{factors}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FactorsRuns(RateRuns):
-    """All runs of the study, and those of `width`."""
-
-    search: Snapshot
-    width: WidthRuns
-    carried: CarriedPoint
-    parts: Mapping[str, RateTable]
-    "By the name of their folder, without the search."
-
-    @property
-    def searched(self) -> bool:
-        return self.search.done == set(self.search.cells)
-
-    @property
-    def ended(self) -> int:
-        return super().ended + len(self.search.trials)
-
-    @property
-    def expected(self) -> int:
-        known = len(self.search.trials) if self.searched else self.search.config.search.trials
-        return super().expected + (known or 0)
-
-    @property
-    def diverged(self) -> int:
-        return super().diverged + sum(trial.loss is None for trial in self.search.trials)
-
-    @property
-    def complete(self) -> bool:
-        return self.searched and super().complete and not self.missing_rates
-
-    @cached_property
-    def missing_rates(self) -> str:
-        """Why the runs of `width` cannot be compared with; empty if they can."""
-        at, widths = self.width.at, self.width.widths[-2:]
-        tuned = [self.width.base, *(at(PLAIN, width) for width in widths)]
-        others = [*(at(REFERENCE, width) for width in widths), self.width.given[PLAIN]]
-        return missing_in([*tuned, *others], ranges=tuned)
-
-    @cached_property
-    def sensitivity(self) -> tuple[list[Sensitivity], list[FactorGain]]:
-        return found_in(self.search)
-
-    def compared(self, width: int) -> list[FitAnswer]:
-        """The carried point minus each of the three others; tuned AdamW, which is primary, first."""
-        base, own = self.width.widths[0], self.parts[str(width)]
-        question = Question(
-            f"carried to {width}",
-            f"the loss at width {width} with what was found at width {base}, minus that of the "
-            f"other; no worse means that the whole interval lies below {NO_WORSE_NATS}",
-            f"Is the loss at width {width} with values found at width {base} no worse than with "
-            "{rule}?",
-            "nats",
-            no_worse,
-        )
-        plain, one_rate = (self.width.at(rule, width) for rule in (PLAIN, REFERENCE))
-        tuned, more, given = plain, list[RateTable](), plain
-        if width == self.width.target:
-            more = [self.parts[f"{width}-plain"], self.parts[f"{width}-one-rate"]]
-            tuned, one_rate = (
-                with_more_seeds(*both) for both in zip((plain, one_rate), more, strict=True)
-            )
-            given = self.width.given[PLAIN]
-        others: dict[str, tuple[Term, RateTable]] = {
-            f"plain AdamW tuned at {width}": ((tuned, tuned.best), plain),
-            "one rate for all weights": ((one_rate, self.carried.base_rate), self.width.base),
-            f"plain AdamW at {base}'s rate": ((given, self.carried.base_rate), self.width.base),
-        }
-        return [
-            measured_difference(question, name, [(own, self.carried.rate), term], [source])
-            for name, (term, source) in others.items()
-        ]
-
-    def sides(self, width: int) -> list[FitAnswer]:
-        """The loss half an octave to either side of the carried rate, minus that at it."""
-        question = Question(
-            f"rate at {width}",
-            f"the loss at width {width} beside the carried rate, minus that at it",
-            f"Is the loss at width {width} higher {{rule}} the carried rate than at it?",
-            "nats",
-            lower_or_higher,
-        )
-        own, rate = self.parts[str(width)], self.carried.rate
-        beside = self.parts.get(f"{width}-sides", own)
-        places = {"half an octave below": -_SIDE_OCTAVES, "half an octave above": _SIDE_OCTAVES}
-        return [
-            measured_difference(question, words, [(beside, rate + octaves), (own, rate)])
-            for words, octaves in places.items()
-        ]
-
-    def best_of_three(self, width: int) -> str:
-        """Which of the three rates has the lowest mean loss, as a sentence; empty if not known."""
-        means = {one.rule: mean.value for one in self.sides(width) if (mean := measured_mean(one))}
-        if len(means) < 2:
-            return ""
-        side, lowest = min(means.items(), key=lambda item: item[1])
-        best = "the carried rate" if lowest > 0 else f"the rate {side} the carried one"
-        return f"At width {width}, {best} has the lowest mean loss of the three."
 
 
 class Factors(RateStudy):
@@ -195,53 +64,40 @@ class Factors(RateStudy):
         """Every part by the name of its folder, in the order in which they run. Everything that is
         not named here is as in `width`.
         """
-        whole, target_part = load(WIDTH.name, scale), WIDTH.part(scale, WIDTH.widths(scale)[-1])
+        whole = dataclasses.replace(load(WIDTH.name, scale), rule_space={})
         base, *_, middle, target = whole.vary["width"]
-        rules = {rule_name(rule): rule for rule in whole.rules}
-        all_seeds = tuple(whole.seeds[0] + k for k in range(_SEEDS_AT_TARGET))
-        pair = target_part.seeds
-        further = tuple(seed for seed in all_seeds if seed not in pair)
-        side, rate = _SIDE_OCTAVES, point.rate
-        sides = (rate - side, rate + side)
-        # A grid needs a range: a quarter of an octave holds one of its rates.
-        alone = whole.search.step / 2
-
-        def grid(
-            name: str, rule: str, seeds: tuple[int, ...], ends: tuple[float, float]
-        ) -> StudyConfig:
-            return dataclasses.replace(
-                whole,
-                name=f"{self.name}-{name}",
-                rules=(rules[rule],),
-                seeds=seeds,
-                vary={"width": (int(name.partition("-")[0]),)},
-                space={"lr": (2.0 ** ends[0], 2.0 ** ends[1])},
-                rule_space={},
-            )
-
+        pair = WIDTH.part(scale, target).seeds
+        every = tuple(whole.seeds[0] + k for k in range(_SEEDS_AT_TARGET))
+        further = tuple(seed for seed in every if seed not in pair)
+        side, step = SIDE_OCTAVES, whole.search.step
+        # A grid needs a range: half a step holds one of its rates.
+        sides, alone = (-side, side), (0.0, step / 2)
         search = dataclasses.replace(
-            grid(f"{base}", REFERENCE, pair, sides),
+            whole,
+            name=f"{self.name}-{base}",
+            rules=(REFERENCE,),
+            seeds=pair,
             vary={},
             space={"lr": whole.space["lr"], **dict.fromkeys(FACTORS, _FACTOR_ENDS)},
             search=_SEARCH,
         )
-        beside = grid(f"{target}-sides", REFERENCE, pair, sides)
-        beside = dataclasses.replace(
-            beside, search=dataclasses.replace(whole.search, step=2 * side)
-        )
-        carried = {
-            f"{middle}": grid(f"{middle}", REFERENCE, whole.seeds, sides),
-            f"{target}": grid(f"{target}", REFERENCE, all_seeds, (rate, rate + alone)),
-            f"{target}-sides": beside,
-        }
-        plain, one_rate = f"{target}-plain", f"{target}-one-rate"
-        return {
-            f"{base}": search,
-            **{name: _with_factors(part, point.factors) for name, part in carried.items()},
-            plain: grid(plain, PLAIN, further, (point.plain_rate - side, point.plain_rate + side)),
-            one_rate: grid(
-                one_rate, REFERENCE, further, (point.base_rate, point.base_rate + alone)
+        carried = _with_factors(whole, point.factors)
+        parts = {
+            f"{middle}": _grid(carried, REFERENCE, whole.seeds, point.rate, sides),
+            f"{target}": _grid(carried, REFERENCE, every, point.rate, alone),
+            f"{target}-sides": _grid(
+                _with_step(carried, 2 * side), REFERENCE, pair, point.rate, sides
             ),
+            f"{target}-plain": _grid(whole, PLAIN, further, point.plain_rate, sides),
+            f"{target}-one-rate": _grid(whole, REFERENCE, further, point.base_rate, alone),
+        }
+        return {f"{base}": search} | {
+            name: dataclasses.replace(
+                part,
+                name=f"{self.name}-{name}",
+                vary={"width": (int(name.partition("-")[0]),)},
+            )
+            for name, part in parts.items()
         }
 
     def start(self, scale: Scale) -> CarriedPoint:
@@ -324,7 +180,7 @@ class Factors(RateStudy):
             picture = draw_differences(
                 shown,
                 bound=NO_WORSE_NATS,
-                x_label="difference of the loss, nats per byte (below 0: the carried point is lower)",
+                x_label="difference of the loss, nats per byte (below 0, ours is lower)",
                 title=f"Values found at width {found.width.widths[0]}, carried to larger widths",
             )
             paths += reports.save_figure(picture, folder / "figures" / "differences", FIGURES)
@@ -365,9 +221,9 @@ class Factors(RateStudy):
     ) -> Iterator[Claim]:
         assert isinstance(found, FactorsRuns)
         count, base = len(found.search.trials), found.width.widths[0]
-        for claim in super().claims(scale, found, answers):
+        for claim, answer in zip(super().claims(scale, found, answers), answers, strict=True):
             # The carried point rests on the search, too.
-            yield dataclasses.replace(claim, runs=claim.runs + count)
+            yield dataclasses.replace(claim, runs=0 if answer.missing else claim.runs + count)
         cells = [sensitivity_cells(row)[1:] for row in found.sensitivity[0]]
         seen = [f"{name} {best} {verdict} ({beside})" for name, best, verdict, beside in cells]
         says = f"Which values matter at width {base}? Nats above the best point, next to it"
@@ -376,33 +232,21 @@ class Factors(RateStudy):
         yield Claim(self.name, "arithmetic", says, self.cost_words(scale), count, "ours")
 
 
-def no_worse(one: Estimate) -> str:
-    if one.high < NO_WORSE_NATS:
-        return "no worse"
-    return "worse" if one.low >= NO_WORSE_NATS else "undecided"
+def _grid(
+    whole: StudyConfig,
+    rule: str,
+    seeds: tuple[int, ...],
+    log2_rate: float,
+    ends: tuple[float, float],
+) -> StudyConfig:
+    """One rule at the rates between `ends`, in octaves from a rate."""
+    rules = tuple(one for one in whole.rules if rule_name(one) == rule)
+    low, high = (2.0 ** (log2_rate + octaves) for octaves in ends)
+    return dataclasses.replace(whole, rules=rules, seeds=seeds, space={"lr": (low, high)})
 
 
-def measured_mean(answer: FitAnswer) -> Estimate | None:
-    return answer.estimate(MEASURED)
-
-
-def panels(found: FactorsRuns) -> list[DifferencePanel]:
-    """The comparisons at each width, for the figure."""
-    return [
-        DifferencePanel(
-            f"width {width}",
-            tuple(
-                DifferenceRow(
-                    f"minus {one.rule}",
-                    one.by_fit.get(MEASURED) or (),
-                    measured_mean(one),
-                    one.missing,
-                )
-                for one in found.compared(width)
-            ),
-        )
-        for width in found.width.widths[-2:]
-    ]
+def _with_step(config: StudyConfig, step: float) -> StudyConfig:
+    return dataclasses.replace(config, search=dataclasses.replace(config.search, step=step))
 
 
 def _with_factors(config: StudyConfig, factors: Mapping[str, float]) -> StudyConfig:

@@ -251,15 +251,21 @@ Term = tuple[RateTable, float | None]
 
 
 def measured_difference(
-    question: Question, rule: str, terms: Sequence[Term], bases: Sequence[RateTable] = ()
+    question: Question,
+    rule: str,
+    terms: Sequence[Term],
+    bases: Sequence[RateTable] = (),
+    recorded: Sequence[RateTable] = (),
 ) -> FitAnswer:
     """The loss of the first cell minus that of the second, paired by seed, each at its rate. It
-    needs no fit. Of four cells, the first difference minus the second. The rates come from `bases`,
-    whose best rates must lie inside of their ranges.
+    needs no fit. Of four cells, the first difference minus the second.
+
+    The rates come from `bases`, whose best rates must lie inside of their ranges. `recorded` are
+    the tables that the cells were put together from (default: the cells).
     """
     tables = [table for table, _ in terms]
-    seeds = common_seeds(tables)
-    missing = missing_in([*bases, *tables], ranges=bases) or _untrained(terms, seeds)
+    seeds, needed = common_seeds(tables), [*bases, *(recorded or tables)]
+    missing = missing_in(needed, ranges=bases) or _untrained(terms, seeds)
     values: list[float] = []
     for seed in seeds if not missing else ():
         losses = [table.at(seed, rate) for table, rate in terms]
@@ -267,7 +273,7 @@ def measured_difference(
         values.append(sum(sign * loss for sign, loss in signed if loss is not None))
     if not missing and any(math.isnan(value) for value in values):
         missing = DIVERGED
-    runs = sum(one.ended for one in dict.fromkeys([*bases, *tables]))
+    runs = sum(one.ended for one in dict.fromkeys(needed))
     by_fit = {} if missing else {MEASURED: tuple(values)}
     return FitAnswer(question, rule, seeds, by_fit, missing, runs)
 
@@ -282,22 +288,23 @@ def _untrained(terms: Sequence[Term], seeds: Sequence[int]) -> str:
     return ""
 
 
-def with_more_seeds(table: RateTable, more: RateTable) -> RateTable:
-    """Two tables of one cell with different seeds as one, at the rates that both have."""
-    rates = [rate for rate in table.log2_rates if rate in more.log2_rates]
-    rows = [one.losses[:, [one.log2_rates.index(rate) for rate in rates]] for one in (table, more)]
-    losses = np.concatenate(rows)
+def with_more_seeds(table: RateTable, *more: RateTable) -> RateTable:
+    """Tables of one cell with different seeds as one, at the rates that all of them have."""
+    tables = (table, *more)
+    rates = [rate for rate in table.log2_rates if all(rate in one.log2_rates for one in more)]
+    columns = [[one.log2_rates.index(rate) for rate in rates] for one in tables]
+    losses = np.concatenate([one.losses[:, own] for one, own in zip(tables, columns, strict=True)])
     missing = int(np.isnan(losses).sum())
-    is_complete = table.complete and more.complete
+    all_ended = all(one.complete for one in tables)
     return RateTable(
         table.rule,
         table.model,
-        table.seeds + more.seeds,
+        tuple(seed for one in tables for seed in one.seeds),
         tuple(rates),
         losses,
-        losses.size if is_complete else losses.size - missing,
-        missing if is_complete else 0,
-        more.study,
+        losses.size if all_ended else losses.size - missing,
+        missing if all_ended else 0,
+        table.study,
     )
 
 

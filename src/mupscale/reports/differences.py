@@ -70,6 +70,8 @@ def _draw_panel(axes: "Axes", panel: DifferencePanel, bound: float) -> None:
             axes.annotate(row.note, (0.01, place), xycoords=("axes fraction", "data"), va="center")
             continue
         draw_interval(axes, row.mean.low, row.mean.high, place, COLOURS[0])
-        axes.plot([row.mean.value], [place], **marker_look("o", 7, COLOURS[0], "white", 1), zorder=5)
+        axes.plot(
+            [row.mean.value], [place], **marker_look("o", 7, COLOURS[0], "white", 1), zorder=5
+        )
         seeds = marker_look("o", 4, "none", QUIET, 1)
         axes.plot(row.by_seed, [place + _SEED_OFFSET] * len(row.by_seed), **seeds, zorder=4)
