@@ -64,6 +64,11 @@ class Work:
     is_small: bool
 
     @property
+    def run_operations(self) -> float:
+        """Of the training of one run, without evaluations."""
+        return self.lengths.steps * self.operations
+
+    @property
     def steps(self) -> float:
         """Steps, with evaluations counted as shares of a step (they are forward passes)."""
         every, rows = self.config.record.eval_every, min(self.lengths.batch, 16)

@@ -32,6 +32,8 @@ EXPERIMENTS: Mapping[str, str] = {
     "sgd": "ours: is the best learning rate the same for every r under SGD?",
     "width": "ours: does the learning rate that is best at a small width stay best at eight times "
     "that width?",
+    "factors": "ours: do values for each kind of weight, found at a small width, reach plain AdamW "
+    "tuned at eight times that width?",
     "sharing": "ours: does the key/value factor lower the loss at equal steps, on keys, on values?",
     "sharing-batch": "ours: does the key/value factor gain more with four times the batch?",
     "sizes": "ours: does the best learning rate move over sizes at fixed batch and steps?",

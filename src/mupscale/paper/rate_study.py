@@ -13,7 +13,6 @@ from pathlib import Path
 from mupscale import reports
 from mupscale.analysis.fits import FITS
 from mupscale.errors import OptionError
-from mupscale.paper.catalogue import load
 from mupscale.paper.claims import Claim
 from mupscale.paper.costs import study_cost, study_work
 from mupscale.paper.dry_run import validate
@@ -92,19 +91,19 @@ class RateStudy(Experiment):
         return member_label(cell).replace(" = ", " ")
 
     def cost(self, scale: Scale, workers: int) -> Cost:
-        refuse_missing_text(self.name, scale)
+        refuse_missing_text(self.parts(scale))
         first, *rest = (study_cost(one, workers) for one in self.parts(scale).values())
         return sum(rest, start=first)
 
     def dry_run(self, scale: Scale) -> Iterator[str]:
-        refuse_missing_text(self.name, scale)
+        refuse_missing_text(self.parts(scale))
         for name, config in self.parts(scale).items():
             runs = sum(one.runs for one in study_work(config))
             yield f"{f'part {name}: ' if name else ''}{runs} runs"
             yield from validate(config)
 
     def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
-        refuse_missing_text(self.name, scale)
+        refuse_missing_text(self.parts(scale))
         parts = self.parts(scale)
         total = sum(one.runs for part in parts.values() for one in study_work(part))
         done = 0
@@ -125,11 +124,10 @@ class RateStudy(Experiment):
         if not found.ended:
             raise OptionError(f"{folder} holds no records: nothing was run there yet.")
         answers = self.answers(scale, found, folder)
-        paths = [
-            *self.figures(scale, folder, found),
-            reports.save_csv(list(_optimum_rows(found)), folder / "lowest-points.csv"),
-            reports.save_csv(list(_answer_rows(answers)), folder / "answers.csv"),
-        ]
+        paths = self.figures(scale, folder, found)
+        if lowest := list(_optimum_rows(found)):
+            paths.append(reports.save_csv(lowest, folder / "lowest-points.csv"))
+        paths.append(reports.save_csv(list(_answer_rows(answers)), folder / "answers.csv"))
         lines = [*_lines(found, answers), *self.remarks(scale, found)]
         claims = tuple(self.claims(scale, found, answers))
         return Findings(tuple(lines), claims, tuple(paths))
@@ -166,14 +164,15 @@ class RateStudy(Experiment):
             yield Claim(self.name, "best rates", says, seen(one), one.runs, "ours")
 
 
-def refuse_missing_text(name: str, scale: Scale) -> None:
-    corpus = str(load(name, scale).tables.get("data", {}).get("corpus", ""))
-    kind, _, path = corpus.partition(":")
-    if kind == "text" and not Path(path).exists():
-        commands = "\n  ".join(MAKE_TEXT)
-        raise OptionError(
-            f"{path} does not exist in {Path.cwd()}. Make it with two commands:\n  {commands}"
-        )
+def refuse_missing_text(parts: Parts) -> None:
+    for config in parts.values():
+        corpus = str(config.tables.get("data", {}).get("corpus", ""))
+        kind, _, path = corpus.partition(":")
+        if kind == "text" and not Path(path).exists():
+            commands = "\n  ".join(MAKE_TEXT)
+            raise OptionError(
+                f"{path} does not exist in {Path.cwd()}. Make it with two commands:\n  {commands}"
+            )
 
 
 def run_part(config: StudyConfig, folder: Path, how: Execution, before: int, total: int) -> int:
@@ -195,9 +194,10 @@ def run_part(config: StudyConfig, folder: Path, how: Execution, before: int, tot
 
 def _lines(found: RateRuns, answers: Sequence[FitAnswer]) -> Iterator[str]:
     yield f"{found.ended} of {found.expected} runs have ended, {found.diverged} diverged."
-    yield ""
-    yield "log2 of the best rate: of the grid, and by each fit (mean over seeds)"
-    yield text_table(["rule", "model", "runs", "diverged", "grid", *FITS], list(_optima(found)))
+    if found.tables:
+        yield ""
+        yield "log2 of the best rate: of the grid, and by each fit (mean over seeds)"
+        yield text_table(["rule", "model", "runs", "diverged", "grid", *FITS], list(_optima(found)))
     yield from _open_ranges(found)
     for question in {answer.question.name: answer.question for answer in answers}.values():
         own = [answer for answer in answers if answer.question.name == question.name]

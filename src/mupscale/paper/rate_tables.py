@@ -239,27 +239,73 @@ AtRate = tuple[RateTable, tuple[RateTable, RateTable]]
 
 
 def above_at_rate(question: Question, compared: Sequence[AtRate]) -> FitAnswer:
-    """The loss of a cell minus that of another at the base's best rate, paired by seed. It needs no
-    fit. Of two comparisons, the first difference minus the second.
+    """The loss of a cell minus that of another at the base's best rate, paired by seed. Of two
+    comparisons, the first difference minus the second.
     """
-    tables = [one for _, pair in compared for one in pair]
-    bases = [base for base, _ in compared]
-    seeds, rule = common_seeds(tables), tables[0].rule
-    missing = missing_in([*bases, *tables], ranges=bases)
+    terms = [(one, base.best) for base, pair in compared for one in pair]
+    return measured_difference(question, terms[0][0].rule, terms, [base for base, _ in compared])
+
+
+Term = tuple[RateTable, float | None]
+"""A cell, and log2 of the rate at which its loss is taken; None if every rate has diverged."""
+
+
+def measured_difference(
+    question: Question,
+    rule: str,
+    terms: Sequence[Term],
+    bases: Sequence[RateTable] = (),
+    recorded: Sequence[RateTable] = (),
+) -> FitAnswer:
+    """The loss of the first cell minus that of the second, paired by seed, each at its rate. It
+    needs no fit. Of four cells, the first difference minus the second.
+
+    The rates come from `bases`, whose best rates must lie inside of their ranges. `recorded` are
+    the tables that the cells were put together from (default: the cells).
+    """
+    tables = [table for table, _ in terms]
+    seeds, needed = common_seeds(tables), [*bases, *(recorded or tables)]
+    missing = missing_in(needed, ranges=bases) or _untrained(terms, seeds)
     values: list[float] = []
     for seed in seeds if not missing else ():
-        found = [one.at(seed, base.best) for base, pair in compared for one in pair]
-        losses = [loss for loss in found if loss is not None]
-        if len(losses) < len(found):
-            missing = "the base's best rate lies outside of the range of a cell"
-            break
+        losses = [table.at(seed, rate) for table, rate in terms]
         signed = zip((1, -1, -1, 1), losses, strict=False)
-        values.append(sum(sign * loss for sign, loss in signed))
+        values.append(sum(sign * loss for sign, loss in signed if loss is not None))
     if not missing and any(math.isnan(value) for value in values):
         missing = DIVERGED
-    runs = sum(one.ended for one in dict.fromkeys([*bases, *tables]))
+    runs = sum(one.ended for one in dict.fromkeys(needed))
     by_fit = {} if missing else {MEASURED: tuple(values)}
     return FitAnswer(question, rule, seeds, by_fit, missing, runs)
+
+
+def _untrained(terms: Sequence[Term], seeds: Sequence[int]) -> str:
+    """Which cell has no run at its rate; empty if all have one."""
+    for table, rate in terms:
+        if rate is None:
+            return DIVERGED
+        if not seeds or any(table.at(seed, rate) is None for seed in seeds):
+            return f"not run: {table.rule} at {table.model} with the rate 2^{rate:g}"
+    return ""
+
+
+def with_more_seeds(table: RateTable, *more: RateTable) -> RateTable:
+    """Tables of one cell with different seeds as one, at the rates that all of them have."""
+    tables = (table, *more)
+    rates = [rate for rate in table.log2_rates if all(rate in one.log2_rates for one in more)]
+    columns = [[one.log2_rates.index(rate) for rate in rates] for one in tables]
+    losses = np.concatenate([one.losses[:, own] for one, own in zip(tables, columns, strict=True)])
+    missing = int(np.isnan(losses).sum())
+    all_ended = all(one.complete for one in tables)
+    return RateTable(
+        table.rule,
+        table.model,
+        tuple(seed for one in tables for seed in one.seeds),
+        tuple(rates),
+        losses,
+        losses.size if all_ended else losses.size - missing,
+        missing if all_ended else 0,
+        table.study,
+    )
 
 
 def common_seeds(tables: Sequence[RateTable]) -> tuple[int, ...]:

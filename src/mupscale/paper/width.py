@@ -189,8 +189,8 @@ class Width(RateStudy):
         return self.parts_at(scale, math.log2(low * high) / 2)
 
     def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
-        refuse_missing_text(self.name, scale)
         parts, done = self.parts(scale), 0
+        refuse_missing_text(parts)
         total = sum(one.runs for part in parts.values() for one in study_work(part))
         for width in self.widths(scale):
             done += run_part(self.part(scale, width), folder / str(width), how, done, total)
@@ -235,8 +235,7 @@ class Width(RateStudy):
         """The runs at the base, and their operations over those of one run of the target."""
         (base,) = study_work(self.part(scale, self.widths(scale)[0]))
         target = study_work(self.part(scale, self.widths(scale)[-1]))[0]
-        steps = base.lengths.steps * base.operations, target.lengths.steps * target.operations
-        return base.runs, base.runs * steps[0] / steps[1]
+        return base.runs, base.runs * base.run_operations / target.run_operations
 
     def headline(self, scale: Scale) -> str:
         (count, share), widths = self.tuning_share(scale), self.widths(scale)
