@@ -92,8 +92,8 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _counts(data: PageData) -> list[tuple[str, str]]:
-    """The numbers at the top of the page: the evidence for the answer. Runs that several rules share
-    count once.
+    """The numbers at the top of the page: the evidence for the answer. Runs that rules share count
+    once.
     """
     trials = [trial for trial in data.trials if trial["cell"] not in data.copies]
     status = Counter(str(trial["status"]) for trial in trials)
