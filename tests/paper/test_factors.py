@@ -251,7 +251,7 @@ class TestComparisons:
 
     def test_plain_adamw_with_the_bases_rate_has_two(self, found: FactorsRuns):
         answer = found.compared(512)[2]
-        assert (answer.rule, answer.seeds) == ("plain AdamW, width 64's rate", (42, 43))
+        assert (answer.rule, answer.seeds) == ("plain AdamW at width 64's rate", (42, 43))
         assert values(answer) == pytest.approx(
             [
                 carried_loss(seed, RATE) - width_loss(BASE_RATE, "sp-fan-in", 512, seed, BASE_RATE)
@@ -320,11 +320,12 @@ class TestRate:
 
 
 def test_the_cost_is_that_of_the_operations():
+    found = EXPERIMENT.runs("cpu", RESULTS / "factors")
     (search,) = EXPERIMENT.parts("cpu")["64"].cells()
     small = EXPERIMENT.parts("cpu")["64"].run_config(search, {"lr": 1.0}, 42).model
     large = small.resized(width=512)
     one, other = (training_operations(model, 128, 1) for model in (small, large))
-    words = EXPERIMENT.cost_words("cpu")
+    words = EXPERIMENT.cost_words("cpu", found)
     assert f"{66 * one / (14 * other):.1%} of the operations of the 14 runs" in words
     assert f"{66 * one / other:.0%} of those of one run" in words
     page = " ".join((RESULTS / "factors" / "README.md").read_text(encoding="utf-8").split())
@@ -393,7 +394,7 @@ class TestFindings:
         assert claims[0].says.endswith("no worse than with plain AdamW tuned at 512?")
         assert "4 seeds, " in claims[0].seen
         assert claims[5].seen == "not run: sp-fan-in at width 256 with the rate 2^-6.5"
-        assert claims[-1].seen == EXPERIMENT.cost_words("cpu")
+        assert claims[-1].seen == EXPERIMENT.cost_words("cpu", found)
 
     def test_what_matters_at_the_base_is_listed_with_intervals(self, made: Path):
         *_, matters, _ = EXPERIMENT.claims_in("cpu", made)

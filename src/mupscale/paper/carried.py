@@ -64,13 +64,18 @@ class FactorsRuns(RateRuns):
         return self.search.done.issuperset(self.search.cells)
 
     @property
+    def search_runs(self) -> int:
+        """Of the search; its budget while it goes on."""
+        budget = self.search.config.search.trials
+        return len(self.search.trials) if self.searched or budget is None else budget
+
+    @property
     def ended(self) -> int:
         return super().ended + len(self.search.trials)
 
     @property
     def expected(self) -> int:
-        known = len(self.search.trials) if self.searched else self.search.config.search.trials
-        return super().expected + (known or 0)
+        return super().expected + self.search_runs
 
     @property
     def diverged(self) -> int:
@@ -123,7 +128,7 @@ class FactorsRuns(RateRuns):
         return [
             against(f"plain AdamW tuned at {width}", plain, tuned_rate, plain[0]),
             against("one rate for all weights", one_rate, base_rate, self.width.base),
-            against(f"plain AdamW, width {base}'s rate", given, base_rate, self.width.base),
+            against(f"plain AdamW at width {base}'s rate", given, base_rate, self.width.base),
         ]
 
     def sides(self, width: int) -> list[FitAnswer]:
