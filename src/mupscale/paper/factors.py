@@ -180,8 +180,8 @@ class CarriedFactors(RateStudy):
             picture = draw_differences(
                 shown,
                 bound=NO_WORSE_NATS,
-                x_label="difference of the loss, nats per byte (below 0, ours is lower)",
-                title=f"Values found at width {found.width.widths[0]}, carried to larger widths",
+                x_label=f"difference of the loss, nats per byte (dashed: {NO_WORSE_NATS})",
+                title=f"Loss with values found at width {found.width.widths[0]}, by seed",
             )
             paths += reports.save_figure(picture, folder / "figures" / "differences", FIGURES)
         rows, _ = found.sensitivity
