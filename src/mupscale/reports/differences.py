@@ -39,8 +39,8 @@ class DifferencePanel:
 def draw_differences(
     panels: Sequence[DifferencePanel], *, bound: float, x_label: str, title: str
 ) -> "Figure":
-    """One panel above the other, each on its own scale. The dashed line is the bound below which the
-    whole interval must lie. An interval much longer than the points spread ends in an arrow.
+    """One panel above the other, each on its own scale. The dashed line is the bound below which
+    the whole interval must lie. An interval much longer than the points spread ends in an arrow.
     """
     if not any(row.by_seed for panel in panels for row in panel.rows):
         raise OptionError("there is no difference to draw. Wait until the runs have finished.")
