@@ -197,7 +197,7 @@ class TestComparisons:
         self, found: FactorsRuns, made: Path
     ):
         first, *_ = EXPERIMENT.answers("cpu", found, made)
-        assert (first.question.name, first.rule) == ("carried to 512", "plain AdamW tuned at 512")
+        assert (first.question.name, first.rule) == ("carried to 512", "plain AdamW tuned there")
         assert first.seeds == (42, 43, 44, 45)
         # Two seeds of `width` prefer 2^-10, all four 2^-9.5.
         assert found.width.at("sp-fan-in", 512).best == -10
@@ -251,7 +251,7 @@ class TestComparisons:
 
     def test_plain_adamw_with_the_bases_rate_has_two(self, found: FactorsRuns):
         answer = found.compared(512)[2]
-        assert (answer.rule, answer.seeds) == ("plain AdamW, width 64's rate", (42, 43))
+        assert (answer.rule, answer.seeds) == ("plain AdamW at width 64's rate", (42, 43))
         assert values(answer) == pytest.approx(
             [
                 carried_loss(seed, RATE) - width_loss(BASE_RATE, "sp-fan-in", 512, seed, BASE_RATE)
@@ -261,7 +261,7 @@ class TestComparisons:
 
     def test_the_same_at_256_with_three_seeds(self, found: FactorsRuns):
         tuned, one_rate, given = found.compared(256)
-        assert tuned.rule == "plain AdamW tuned at 256"
+        assert tuned.rule == "plain AdamW tuned there"
         for answer, rule, rate in ((tuned, "sp-fan-in", -9.0), (one_rate, "gqa-mup", BASE_RATE)):
             assert answer.seeds == (42, 43, 44)
             assert values(answer) == pytest.approx(
@@ -320,11 +320,12 @@ class TestRate:
 
 
 def test_the_cost_is_that_of_the_operations():
+    found = EXPERIMENT.runs("cpu", RESULTS / "factors")
     (search,) = EXPERIMENT.parts("cpu")["64"].cells()
     small = EXPERIMENT.parts("cpu")["64"].run_config(search, {"lr": 1.0}, 42).model
     large = small.resized(width=512)
     one, other = (training_operations(model, 128, 1) for model in (small, large))
-    words = EXPERIMENT.cost_words("cpu")
+    words = EXPERIMENT.cost_words("cpu", found)
     assert f"{66 * one / (14 * other):.1%} of the operations of the 14 runs" in words
     assert f"{66 * one / other:.0%} of those of one run" in words
     page = " ".join((RESULTS / "factors" / "README.md").read_text(encoding="utf-8").split())
@@ -390,10 +391,10 @@ class TestFindings:
             *(count + runs for runs in compared), count, count,
         ]  # fmt: skip
         assert [claim.kind for claim in claims] == ["best rates"] * 11 + ["arithmetic"]
-        assert claims[0].says.endswith("no worse than with plain AdamW tuned at 512?")
+        assert claims[0].says.endswith("no worse than with plain AdamW tuned there?")
         assert "4 seeds, " in claims[0].seen
         assert claims[5].seen == "not run: sp-fan-in at width 256 with the rate 2^-6.5"
-        assert claims[-1].seen == EXPERIMENT.cost_words("cpu")
+        assert claims[-1].seen == EXPERIMENT.cost_words("cpu", found)
 
     def test_what_matters_at_the_base_is_listed_with_intervals(self, made: Path):
         *_, matters, _ = EXPERIMENT.claims_in("cpu", made)
@@ -421,13 +422,22 @@ class TestFindings:
         }  # fmt: skip
         assert all(path.exists() for path in shown.paths)
         rows = (tmp_path / "factors" / "answers.csv").read_text(encoding="utf-8").splitlines()
-        assert rows[1].startswith("carried to 512,plain AdamW tuned at 512,measured,4,")
+        assert rows[1].startswith("carried to 512,plain AdamW tuned there,measured,4,")
 
-    def test_the_figure_has_a_panel_per_width_and_a_row_per_comparison(self, found: FactorsRuns):
-        first, second = panels(found)
-        assert (first.title, second.title) == ("width 256", "width 512")
-        assert [len(row.by_seed) for row in (*first.rows, *second.rows)] == [3, 3, 0, 4, 4, 2]
-        assert (first.rows[2].mean, first.rows[2].note[:8]) == (None, "not run:")
+    def test_the_figure_has_a_panel_per_comparison_and_a_row_per_width(self, found: FactorsRuns):
+        shown = panels(found)
+        assert [panel.title for panel in shown] == [
+            "minus plain AdamW tuned there",
+            "minus one rate for all weights",
+            "minus plain AdamW at width 64's rate",
+        ]
+        assert {tuple(row.label for row in one.rows) for one in shown} == {
+            ("width 256", "width 512")
+        }
+        by_seed = [[row.by_seed for row in panel.rows] for panel in shown]
+        assert [[len(one) for one in rows] for rows in by_seed] == [[3, 4], [3, 4], [0, 2]]
+        assert by_seed[0][1] == values(found.compared(512)[0])
+        assert (shown[2].rows[0].mean, shown[2].rows[0].note[:8]) == (None, "not run:")
 
     def test_the_command_lists_it(self, capsys: pytest.CaptureFixture[str]):
         assert main(["paper"]) == 0

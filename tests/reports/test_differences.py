@@ -16,7 +16,7 @@ def draw(*panels: DifferencePanel):
 
 
 def test_every_seed_has_a_point_and_every_row_its_mean():
-    figure = draw(DifferencePanel("width 256", (NARROW, ABSENT)), DifferencePanel("512", (WIDE,)))
+    figure = draw(DifferencePanel("first", (NARROW, ABSENT)), DifferencePanel("second", (WIDE,)))
     above, below = figure.axes
     assert [label.get_text() for label in above.get_yticklabels()] == ["plain", "absent"]
     points = [list(line.get_xdata()) for line in above.get_lines()]
@@ -25,7 +25,7 @@ def test_every_seed_has_a_point_and_every_row_its_mean():
     assert [-0.035, 0.015] in points  # the interval
     assert [0.01, 0.01] in points  # the bound
     assert "not run: sp" in [text.get_text() for text in above.texts]
-    assert below.get_xlim() == above.get_xlim()
+    assert below.get_xlim()[0] < above.get_xlim()[0]  # each on its own scale
 
 
 def test_a_long_interval_ends_in_an_arrow_so_that_points_stay_apart():

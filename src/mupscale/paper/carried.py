@@ -64,13 +64,18 @@ class FactorsRuns(RateRuns):
         return self.search.done.issuperset(self.search.cells)
 
     @property
+    def search_runs(self) -> int:
+        """Of the search; its budget while it goes on."""
+        budget = self.search.config.search.trials
+        return len(self.search.trials) if self.searched or budget is None else budget
+
+    @property
     def ended(self) -> int:
         return super().ended + len(self.search.trials)
 
     @property
     def expected(self) -> int:
-        known = len(self.search.trials) if self.searched else self.search.config.search.trials
-        return super().expected + (known or 0)
+        return super().expected + self.search_runs
 
     @property
     def diverged(self) -> int:
@@ -121,9 +126,9 @@ class FactorsRuns(RateRuns):
             return measured_difference(question, name, terms, [base], [own, *tables])
 
         return [
-            against(f"plain AdamW tuned at {width}", plain, tuned_rate, plain[0]),
+            against("plain AdamW tuned there", plain, tuned_rate, plain[0]),
             against("one rate for all weights", one_rate, base_rate, self.width.base),
-            against(f"plain AdamW, width {base}'s rate", given, base_rate, self.width.base),
+            against(f"plain AdamW at width {base}'s rate", given, base_rate, self.width.base),
         ]
 
     def sides(self, width: int) -> list[FitAnswer]:
@@ -164,19 +169,20 @@ def measured_mean(answer: FitAnswer) -> Estimate | None:
 
 
 def panels(found: FactorsRuns) -> list[DifferencePanel]:
-    """The comparisons at each width, for the figure."""
+    """One panel per comparison, for the figure: the differences lie far apart."""
+    widths = found.width.widths[-2:]
     return [
         DifferencePanel(
-            f"width {width}",
+            f"minus {same[0].rule}",
             tuple(
                 DifferenceRow(
-                    f"minus {one.rule}",
+                    f"width {width}",
                     one.by_fit.get(MEASURED) or (),
                     measured_mean(one),
                     one.missing,
                 )
-                for one in found.compared(width)
+                for width, one in zip(widths, same, strict=True)
             ),
         )
-        for width in found.width.widths[-2:]
+        for same in zip(*(found.compared(width) for width in widths), strict=True)
     ]

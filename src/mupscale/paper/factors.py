@@ -50,7 +50,7 @@ _SEARCH = Search(method="paired", step=1.0, trials=66)
 _SEEDS_AT_TARGET = 4
 
 
-class Factors(RateStudy):
+class CarriedFactors(RateStudy):
     """What was found at the base, against plain AdamW tuned at the target."""
 
     name = "factors"
@@ -180,8 +180,8 @@ class Factors(RateStudy):
             picture = draw_differences(
                 shown,
                 bound=NO_WORSE_NATS,
-                x_label="difference of the loss, nats per byte (below 0, ours is lower)",
-                title=f"Values found at width {found.width.widths[0]}, carried to larger widths",
+                x_label=f"difference of the loss, nats per byte (dashed: {NO_WORSE_NATS})",
+                title=f"Loss with values found at width {found.width.widths[0]}, by seed",
             )
             paths += reports.save_figure(picture, folder / "figures" / "differences", FIGURES)
         rows, _ = found.sensitivity
@@ -191,18 +191,18 @@ class Factors(RateStudy):
             paths += reports.save_figure(picture, folder / "figures" / "sensitivity", FIGURES)
         return paths
 
-    def cost_words(self, scale: Scale) -> str:
+    def cost_words(self, scale: Scale, found: FactorsRuns) -> str:
         """The operations of the search, as shares of what it replaces."""
         target = WIDTH.widths(scale)[-1]
         (search,) = study_work(next(iter(self.parts(scale).values())))
         plain = next(
             work for work in study_work(WIDTH.part(scale, target)) if work.config.rule.name == PLAIN
         )
-        whole, one = search.runs * search.run_operations, plain.run_operations
+        whole, one = found.search_runs * search.run_operations, plain.run_operations
         return (
             f"{whole / (plain.runs * one):.1%} of the operations of the {plain.runs} runs that "
             f"tune plain AdamW at width {target}, {whole / one:.0%} of those of one run there, for "
-            f"all {search.runs} runs"
+            f"all {found.search_runs} runs"
         )
 
     def remarks(self, scale: Scale, found: RateRuns) -> Iterator[str]:
@@ -212,7 +212,7 @@ class Factors(RateStudy):
         if found.searched:
             yield wrapped(f"Found at width {base}, and carried: {found.carried}.")
         yield from filter(None, (found.best_of_three(width) for width in (middle, target)))
-        yield wrapped(f"The search costs {self.cost_words(scale)}.")
+        yield wrapped(f"The search costs {self.cost_words(scale, found)}.")
         yield ""
         yield sensitivity_text(*found.sensitivity)
 
@@ -229,7 +229,7 @@ class Factors(RateStudy):
         says = f"Which values matter at width {base}? Nats above the best point, next to it"
         yield Claim(self.name, "best rates", says, "; ".join(seen), count, "ours")
         says = f"What does the search at width {base} cost?"
-        yield Claim(self.name, "arithmetic", says, self.cost_words(scale), count, "ours")
+        yield Claim(self.name, "arithmetic", says, self.cost_words(scale, found), count, "ours")
 
 
 def _grid(
@@ -267,4 +267,4 @@ def _refuse_another_point(config: StudyConfig, folder: Path) -> None:
         )
 
 
-EXPERIMENT = Factors()
+EXPERIMENT = CarriedFactors()

@@ -277,7 +277,7 @@ def _optimum_rows(found: RateRuns) -> Iterator[Mapping[str, object]]:
 
 def _answer_rows(answers: Sequence[FitAnswer]) -> Iterator[Mapping[str, object]]:
     for answer in answers:
-        for fit in answer.by_fit or FITS:
+        for fit in answer.by_fit or ("",):
             one, values = answer.estimate(fit), answer.by_fit.get(fit)
             yield {
                 "question": answer.question.name,

@@ -39,26 +39,25 @@ class DifferencePanel:
 def draw_differences(
     panels: Sequence[DifferencePanel], *, bound: float, x_label: str, title: str
 ) -> "Figure":
-    """One panel above the other on the same axis. The dashed line is the bound below which the
-    whole interval must lie. An interval much longer than the points spread ends in an arrow.
+    """One panel above the other, each on its own scale. The dashed line is the bound below which
+    the whole interval must lie. An interval much longer than the points spread ends in an arrow.
     """
-    values = [value for panel in panels for row in panel.rows for value in row.by_seed]
-    if not values:
+    if not any(row.by_seed for panel in panels for row in panel.rows):
         raise OptionError("there is no difference to draw. Wait until the runs have finished.")
-    low, high = min(0.0, *values), max(bound, *values)
-    room = 0.5 * (high - low)
     heights = [len(panel.rows) for panel in panels]
-    with blank_figure(8.0, 1.2 + 0.5 * len(panels) + _ROW_INCHES * sum(heights)) as figure:
-        axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
-        for one, panel in zip(axes[:, 0], panels, strict=True):
-            one.set_xlim(low - room, high + room)
+    with blank_figure(8.0, 1.0 + 0.8 * len(panels) + _ROW_INCHES * sum(heights)) as figure:
+        axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for one, panel in zip(axes, panels, strict=True):
             _draw_panel(one, panel, bound)
-        axes[-1, 0].set_xlabel(x_label)
+        axes[-1].set_xlabel(x_label)
         write_title(figure, title)
     return figure
 
 
 def _draw_panel(axes: "Axes", panel: DifferencePanel, bound: float) -> None:
+    values = [0.0, bound, *(value for row in panel.rows for value in row.by_seed)]
+    room = 0.5 * (max(values) - min(values))
+    axes.set_xlim(min(values) - room, max(values) + room)
     axes.set_ylim(len(panel.rows) - 0.4, -0.6)
     axes.set_yticks(range(len(panel.rows)), labels=[row.label for row in panel.rows])
     axes.tick_params(axis="y", length=0)
