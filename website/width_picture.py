@@ -15,6 +15,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from mupscale.paper.carried import FactorsRuns, measured_mean
+from mupscale.paper.factors import EXPERIMENT as FACTORS
 from mupscale.paper.sweeps import with_ends
 from mupscale.paper.width import EXPERIMENT, WidthRuns, panels
 from mupscale.reports.style import SETTINGS
@@ -51,8 +53,8 @@ def save(found: WidthRuns, folder: Path) -> list[Path]:
     return paths
 
 
-def readme_text(found: WidthRuns) -> str:
-    """The picture with its text, in Markdown."""
+def readme_text(found: WidthRuns, further: str = "") -> str:
+    """The picture with its text, in Markdown; `further` is what another study adds to it."""
     if not found.complete:
         raise SystemExit(
             f"{found.ended} of {found.expected} runs have ended, and open ranges must grow first. "
@@ -72,9 +74,9 @@ def readme_text(found: WidthRuns) -> str:
         f"initialization and no scaling of rates, it costs {costs['sp-fan-in']} (natural "
         f"logarithms of the likelihood per byte) at width {target}. Right, with mupscale's rule, "
         f"it costs {costs['gqa-mup']}. Brackets hold 95 % intervals over {seeds} seeds, the widest "
-        f"of three fits; {found.ended} runs in all. {_tuned_at_target(found)} [How it was measured]"
-        "(results/width/README.md), [the same over r](docs/assets/overview.png) (query heads per "
-        "key/value head), and [every claim of the paper with what we measured]"
+        f"of three fits; {found.ended} runs in all. {_tuned_at_target(found)} {further}[How it was "
+        "measured](results/width/README.md), [the same over r](docs/assets/overview.png) (query heads "
+        "per key/value head), and [every claim of the paper with what we measured]"
         "(results/README.md)."
     )
     lines = [
@@ -109,15 +111,35 @@ def _tuned_at_target(found: WidthRuns) -> str:
     )
 
 
+def carried_text() -> str:
+    """What values for each kind of weight, found at the base, change; empty until they have run."""
+    found = FACTORS.runs("cpu", ROOT / "results" / FACTORS.name)
+    assert isinstance(found, FactorsRuns)
+    base, target = found.width.widths[0], found.width.target
+    primary = found.compared(target)[0]
+    mean = measured_mean(primary)
+    if not found.complete or mean is None:
+        return ""
+    factors = ", ".join(f"`{name}` × {value:g}" for name, value in found.carried.factors.items())
+    return (
+        f"A search at width {base} for values by kind of weight found {factors}. With it, our loss "
+        f"at width {target} minus that of the usual initialization tuned there is "
+        f"{with_ends(mean, 3)} nats ({len(primary.seeds)} seeds, "
+        "[factors](results/factors/README.md)), where the latter has one rate for all weights. The "
+        "search costs "
+        f"{FACTORS.cost_words('cpu', found)}. "
+    )
+
+
 def _cost(found: WidthRuns, rule: str) -> str:
     answer = found.regret(rule)
     widest = answer.agreement.widest
     return answer.agreement.verdict if widest is None else f"{with_ends(widest, 3)} nats"
 
 
-def with_picture(readme: str, found: WidthRuns) -> str:
+def with_picture(readme: str, found: WidthRuns, further: str = "") -> str:
     """README.md with this picture in place of the one that it shows."""
-    block = readme_text(found) + "\n\n"
+    block = readme_text(found, further) + "\n\n"
     text, count = _PICTURE.subn(lambda _: block, readme, count=1)
     if count != 1:
         raise SystemExit("README.md shows no picture that could be replaced.")
@@ -130,7 +152,9 @@ def main(arguments: list[str]) -> None:
         raise SystemExit("Usage: python -m website.width_picture FOLDER [--readme]")
     found, readme = recorded(), ROOT / "README.md"
     text = (
-        with_picture(readme.read_text(encoding="utf-8"), found) if "--readme" in arguments else ""
+        with_picture(readme.read_text(encoding="utf-8"), found, carried_text())
+        if "--readme" in arguments
+        else ""
     )
     for path in save(found, Path(folders[0])):
         print(path)

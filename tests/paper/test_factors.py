@@ -403,7 +403,7 @@ class TestFindings:
         assert by_name["lr"].startswith("lr 2^-6 matters, moved (2^-6.5: +0.012")
         assert by_name["lr.embedding"].startswith("lr.embedding 2^2 matters, moved (")
         for name in ("lr.readout", "lr.gains", "std.embedding", "std.readout"):
-            assert by_name[name].startswith(f"{name} 2^0 makes no difference (2^-2: ")
+            assert by_name[name].startswith(f"{name} 2^0 no significant difference (2^-2: ")
             assert "[" in by_name[name]
 
     def test_tables_fit_80_columns_and_files_are_written(
@@ -415,7 +415,7 @@ class TestFindings:
         assert max(len(line) for text in shown.lines for line in text.split("\n")) <= 80
         text = "\n".join(shown.lines)
         assert "Found at width 64, and carried: the rate 2^-6, lr.embedding × 4." in text
-        assert "makes no difference" in text
+        assert "no significant difference" in text
         assert {path.name for path in shown.paths} == {
             "differences.png", "differences.svg", "sensitivity.png", "sensitivity.svg",
             "answers.csv",

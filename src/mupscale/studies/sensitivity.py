@@ -19,7 +19,7 @@ from mupscale.studies.study import Snapshot
 from mupscale.studies.trials import TrialRecord
 from mupscale.text import text_table, wrapped
 
-MATTERS, FLAT, UNTRIED = "matters", "makes no difference", "not tried yet"
+MATTERS, FLAT, UNTRIED = "matters", "no significant difference", "not tried yet"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Sensitivity:
     verdict: str
     points: tuple[tuple[float, Estimate], ...]
     """log2 of each value that was tried, and its loss minus that at the best point, in nats; of a
-    parameter that makes no difference, at the point where it was tried."""
+    parameter without a significant difference, at the point where it was tried."""
 
     def to_dict(self) -> dict[str, Any]:
         points = [
@@ -101,7 +101,7 @@ def _sensitivity(
     best = round(search.point[name], 6)
     points = {x: search.interval(found) for x, found in along.items() if x != best}
     alone = search.last_of(name)
-    for one in alone:  # tried earlier, and not again since it made no difference
+    for one in alone:  # tried earlier, and not again: no significant difference
         if one.differences:
             points.setdefault(round(best + one.direction[0][1] * one.step, 6), one.estimate)
     moved, verdict = _moved(name, search), _verdict(alone)
