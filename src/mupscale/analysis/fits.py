@@ -168,8 +168,11 @@ def best_column(losses: ArrayLike) -> int | None:
     return None if np.isnan(means).all() else int(np.nanargmin(means))
 
 
-def lowest_points(fit: str, log2_rates: ArrayLike, losses: ArrayLike) -> tuple[LowestPoint, ...]:
-    """The lowest point of each seed's own curve, around the rate with the lowest mean loss.
+def lowest_points(
+    fit: str, log2_rates: ArrayLike, losses: ArrayLike, *, reach: float = 1.0
+) -> tuple[LowestPoint, ...]:
+    """The lowest point of each seed's own curve, around the rate with the lowest mean loss. `reach`
+    multiplies how far the fit reaches.
 
     Where that rate is an end of the range, every seed's curve is open there.
 
@@ -187,7 +190,7 @@ def lowest_points(fit: str, log2_rates: ArrayLike, losses: ArrayLike) -> tuple[L
         place: Place = "open below" if rates[best] == rates.min() else "open above"
         return tuple(LowestPoint(float(rates[best]), float(row[best]), place, 0) for row in table)
     # Rates are sums of steps, and log2 of what was read from a file: rounded in the last digits.
-    near = np.abs(rates - rates[best]) <= shape.reach + 1e-6
+    near = np.abs(rates - rates[best]) <= reach * shape.reach + 1e-6
     return tuple(_lowest(shape, rates, row, near & np.isfinite(row)) for row in table)
 
 

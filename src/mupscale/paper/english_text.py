@@ -44,10 +44,17 @@ def main() -> None:
         "dictionary", type=Path, help="A .dict file, or a .dict.dz file, which is gzip."
     )
     parser.add_argument("output", type=Path, help="The text file to write.")
+    parser.add_argument(
+        "--utf8",
+        action="store_true",
+        help="Drop bytes that are not UTF-8, which subword tokenizers need.",
+    )
     where = parser.parse_args()
     packed = where.dictionary.read_bytes()
     found = entries(gzip.decompress(packed) if where.dictionary.suffix == ".dz" else packed)
     text = shuffled(found)
+    if where.utf8:
+        text = text.decode("utf-8", errors="ignore").encode("utf-8")
     where.output.parent.mkdir(parents=True, exist_ok=True)
     where.output.write_bytes(text)
     unique = len(set(found))

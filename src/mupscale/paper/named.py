@@ -34,6 +34,8 @@ EXPERIMENTS: Mapping[str, str] = {
     "that width?",
     "factors": "ours: do values for each kind of weight, found at a small width, reach plain AdamW "
     "tuned at eight times that width?",
+    "vocabulary": "ours: does the best rate of the embedding move with the width, at three "
+    "vocabularies?",
     "sharing": "ours: does the key/value factor lower the loss at equal steps, on keys, on values?",
     "sharing-batch": "ours: does the key/value factor gain more with four times the batch?",
     "sizes": "ours: does the best learning rate move over sizes at fixed batch and steps?",

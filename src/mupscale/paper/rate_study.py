@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from mupscale import reports
 from mupscale.analysis.fits import FITS
@@ -28,11 +29,17 @@ from mupscale.studies.measured import member_label
 from mupscale.studies.study import CONFIG
 from mupscale.text import text_table, wrapped
 
-MAKE_TEXT = (
-    "apt-get install dict-gcide",
-    "python -m mupscale.paper.english_text /usr/share/dictd/gcide.dict.dz runs/gcide.txt",
-)
-"""What makes the text of the studies at scale cpu; it has its own license, and is not included."""
+
+def make_text(path: str) -> tuple[str, str]:
+    """What makes the text of the studies at scale cpu; it has its own license, and is not
+    included.
+    """
+    utf8 = "--utf8 " if "utf8" in path else ""
+    return (
+        "apt-get install dict-gcide",
+        f"python -m mupscale.paper.english_text {utf8}/usr/share/dictd/gcide.dict.dz {path}",
+    )
+
 
 Parts = Mapping[str, StudyConfig]
 """Studies by the name of their folder; the empty name is the experiment's own folder."""
@@ -75,6 +82,11 @@ class RateRuns:
 class RateStudy(Experiment):
     """An experiment with a design of its own: results/NAME/README.md."""
 
+    searched: ClassVar[str] = "lr"
+    "The parameter whose best value is asked for."
+    reach: ClassVar[float] = 1.0
+    "How much farther than usual the fits reach."
+
     @abstractmethod
     def parts(self, scale: Scale) -> Parts:
         """The studies, in the order in which they run."""
@@ -115,7 +127,7 @@ class RateStudy(Experiment):
         tables = {
             (table.rule, table.model): table
             for name, config in self.parts(scale).items()
-            for table in rate_tables(config, folder / name, self.label)
+            for table in rate_tables(config, folder / name, self.label, self.searched, self.reach)
         }
         return RateRuns(tables)
 
@@ -169,7 +181,7 @@ def refuse_missing_text(parts: Parts) -> None:
         corpus = str(config.tables.get("data", {}).get("corpus", ""))
         kind, _, path = corpus.partition(":")
         if kind == "text" and not Path(path).exists():
-            commands = "\n  ".join(MAKE_TEXT)
+            commands = "\n  ".join(make_text(path))
             raise OptionError(
                 f"{path} does not exist in {Path.cwd()}. Make it with two commands:\n  {commands}"
             )
@@ -196,7 +208,9 @@ def _lines(found: RateRuns, answers: Sequence[FitAnswer]) -> Iterator[str]:
     yield f"{found.ended} of {found.expected} runs have ended, {found.diverged} diverged."
     if found.tables:
         yield ""
-        yield "log2 of the best rate: of the grid, and by each fit (mean over seeds)"
+        names = dict.fromkeys(table.parameter for table in found.tables.values())
+        what = "rate" if "lr" in names else ", ".join(names)
+        yield f"log2 of the best {what}: of the grid, and by each fit (mean over seeds)"
         yield text_table(["rule", "model", "runs", "diverged", "grid", *FITS], list(_optima(found)))
     yield from _open_ranges(found)
     for question in {answer.question.name: answer.question for answer in answers}.values():
@@ -252,10 +266,15 @@ def _open_ranges(found: RateRuns) -> Iterator[str]:
             yield wrapped(
                 f"{table.rule} at {table.model}: the lowest mean loss lies at the "
                 f"{table.open_at} end of the range. In a copy of {table.study}/{CONFIG}, write "
-                f'lr = ["2^{low:g}", "2^{high:g}"] below [space.{table.rule}], run it with '
-                f"mupscale sweep COPY --output NEW --fork {table.study}, and put NEW in place of "
-                f"{table.study}."
+                f'{_key(table.parameter)} = ["2^{low:g}", "2^{high:g}"] below '
+                f"[space.{table.rule}], run it with mupscale sweep COPY --output NEW --fork "
+                f"{table.study}, and put NEW in place of {table.study}."
             )
+
+
+def _key(parameter: str) -> str:
+    """A name as TOML needs it."""
+    return f'"{parameter}"' if "." in parameter else parameter
 
 
 def _mean_rate(table: RateTable, fit: str) -> str:
@@ -269,10 +288,11 @@ def _optimum_rows(found: RateRuns) -> Iterator[Mapping[str, object]]:
     for (rule, _), table in found.tables.items():
         for fit in FITS if table.complete else ():
             for seed, one in zip(table.seeds, table.lowest[fit], strict=True):
-                located = {"log2_lr": one.log2_rate, "loss": one.loss} if one.inside else {}
+                located = {f"log2_{table.parameter}": one.log2_rate, "loss": one.loss}
                 row = {"rule": rule, "model": table.model, "fit": fit, "seed": seed}
-                row |= {"place": one.place, "points": one.points, "log2_lr": None, "loss": None}
-                yield row | located
+                name = f"log2_{table.parameter}"
+                row |= {"place": one.place, "points": one.points, name: None, "loss": None}
+                yield row | (located if one.inside else {})
 
 
 def _answer_rows(answers: Sequence[FitAnswer]) -> Iterator[Mapping[str, object]]:

@@ -52,6 +52,10 @@ class RateTable:
     diverged: int
     study: str = ""
     "The folder of its study, inside that of the experiment."
+    parameter: str = "lr"
+    "Whose values are called rates here."
+    reach: float = 1.0
+    "How much farther than usual the fits reach."
 
     @property
     def expected(self) -> int:
@@ -76,7 +80,9 @@ class RateTable:
     @cached_property
     def lowest(self) -> dict[str, tuple[LowestPoint, ...]]:
         """The lowest point of each seed's curve, by fit."""
-        return {fit: lowest_points(fit, self.log2_rates, self.losses) for fit in FITS}
+        return {
+            fit: lowest_points(fit, self.log2_rates, self.losses, reach=self.reach) for fit in FITS
+        }
 
     def at(self, seed: int, log2_rate: float | None) -> float | None:
         """The loss of a run; NaN if it diverged, None if the table does not hold it yet."""
@@ -90,17 +96,23 @@ class RateTable:
 
 
 def rate_tables(
-    config: StudyConfig, folder: Path, label: Callable[[StudyConfig, Cell], str]
+    config: StudyConfig,
+    folder: Path,
+    label: Callable[[StudyConfig, Cell], str],
+    parameter: str = "lr",
+    reach: float = 1.0,
 ) -> list[RateTable]:
-    """The cells of a study. `config` counts only as long as the folder has no study."""
+    """The cells of a study over one parameter. `config` counts only as long as the folder has no
+    study.
+    """
     study = Study.open(folder) if (folder / CONFIG).exists() else Study(folder, config)
     trials = [trial for trial in study.trials if trial.status in _ENDED]
     tables: list[RateTable] = []
     for cell in study.config.cells():
         points = grid(cell.space, study.config.seeds, study.config.search.step)
-        rates = sorted({_log2(point.params["lr"]) for point in points})
+        rates = sorted({_log2(point.params[parameter]) for point in points})
         own = [trial for trial in trials if trial.cell == cell.name]
-        losses = _losses(study.config.seeds, rates, own)
+        losses = _losses(study.config.seeds, parameter, rates, own)
         tables.append(
             RateTable(
                 cell.rule_name,
@@ -111,18 +123,20 @@ def rate_tables(
                 len(own),
                 sum(trial.loss is None for trial in own),
                 folder.name,
+                parameter,
+                reach,
             )
         )
     return tables
 
 
 def _losses(
-    seeds: Sequence[int], rates: list[float], trials: Sequence[TrialRecord]
+    seeds: Sequence[int], parameter: str, rates: list[float], trials: Sequence[TrialRecord]
 ) -> NDArray[np.float64]:
     losses = np.full((len(seeds), len(rates)), math.nan)
     for trial in trials:
         if trial.loss is not None:
-            place = seeds.index(trial.seed), rates.index(_log2(trial.params["lr"]))
+            place = seeds.index(trial.seed), rates.index(_log2(trial.params[parameter]))
             losses[place] = trial.loss
     return losses
 

@@ -277,7 +277,7 @@ def panels(found: WidthRuns, rules: Sequence[str] | None = None) -> list[WidthPa
 
 
 def _panel(found: WidthRuns, rule: str) -> WidthPanel:
-    curves = [_curve(width, found.at(rule, width)) for width in found.widths]
+    curves = [width_curve(width, found.at(rule, width)) for width in found.widths]
     answer = found.regret(rule)
     measured = [found.at_best_rate(rule, seed) for seed in answer.seeds]
     losses = [loss for loss in measured if loss is not None and math.isfinite(loss)]
@@ -306,7 +306,7 @@ def _gives_up(answer: FitAnswer) -> bool | None:
     return False if widest is not None and widest.high < HARMLESS_NATS else None
 
 
-def _curve(width: int, table: RateTable) -> WidthCurve | None:
+def width_curve(width: int, table: RateTable) -> WidthCurve | None:
     """Means over seeds, and the optimum in the middle of the fits, once all runs have ended."""
     means = table.losses.mean(axis=0)
     points = tuple(

@@ -74,9 +74,17 @@ _NOTE_CHARACTERS = 52
 
 
 def draw_widths(
-    panels: Sequence[WidthPanel], *, title: str, theme: Theme = LIGHT, unit: str = "nats per byte"
+    panels: Sequence[WidthPanel],
+    *,
+    title: str,
+    theme: Theme = LIGHT,
+    unit: str = "nats per byte",
+    x_label: str = "learning rate (of the base)",
+    best: str = "best rate",
+    share_losses: bool = True,
 ) -> "Figure":
-    """One panel per rule, side by side on the same axes.
+    """One panel per rule, side by side on the same axes; `share_losses=False` gives each panel its
+    own axis of losses.
 
     The dashed line is the best rate of the smallest width. On it, the arrow goes from the lowest
     loss of the largest width up to the loss that this rate gives there.
@@ -86,20 +94,28 @@ def draw_widths(
     widths = sorted({curve.width for panel in panels for curve in panel.curves})
     colours = _shades(widths, theme)
     rates = [rate for panel in panels for curve in panel.curves for rate, _ in curve.points]
-    losses = [loss for panel in panels for curve in panel.curves for _, loss in curve.points]
-    given = [panel.at_rate for panel in panels if panel.at_rate is not None]
-    bottom = min(losses)
-    top = max(min(max(losses), bottom + _HEADROOM), *given, bottom)
     with blank_figure(4.3 * len(panels) + 0.8, 4.4) as figure:
         figure.set_facecolor(theme.paper)
         figure.suptitle(title, color=theme.ink, fontsize=12.5, fontweight="bold", x=0.02, ha="left")
-        axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+        axes = figure.subplots(1, len(panels), sharex=True, sharey=share_losses, squeeze=False)[0]
         axes[0].set_xlim(with_margin(min(rates), max(rates)))
-        axes[0].set_ylim(bottom - 0.13 * (top - bottom), top + 0.04 * (top - bottom))
         for one, panel in zip(axes, panels, strict=True):
-            _draw_panel(one, panel, colours, theme)
+            one.set_ylim(_loss_limits(panels if share_losses else [panel]))
+            one.set_xlabel(x_label, color=theme.ink)
+            _draw_panel(one, panel, colours, theme, best)
         axes[0].set_ylabel(f"loss, {unit}", color=theme.ink)
     return figure
+
+
+def _loss_limits(panels: Sequence[WidthPanel]) -> tuple[float, float]:
+    losses = [loss for panel in panels for curve in panel.curves for _, loss in curve.points]
+    if not losses:
+        return 0.0, 1.0
+    given = [panel.at_rate for panel in panels if panel.at_rate is not None]
+    bottom = min(losses)
+    top = max(min(max(losses), bottom + _HEADROOM), *given, bottom)
+    room = (top - bottom) or 1.0
+    return bottom - 0.13 * room, top + 0.04 * room
 
 
 def _shades(widths: Sequence[int], theme: Theme) -> dict[int, str]:
@@ -114,11 +130,12 @@ def _shades(widths: Sequence[int], theme: Theme) -> dict[int, str]:
     }
 
 
-def _draw_panel(axes: "Axes", panel: WidthPanel, colours: dict[int, str], theme: Theme) -> None:
+def _draw_panel(
+    axes: "Axes", panel: WidthPanel, colours: dict[int, str], theme: Theme, best: str
+) -> None:
     _style(axes, theme)
     ticks = octave_ticks(axes.get_xlim(), 8)
     axes.set_xticks(ticks, labels=[power_of_two(tick) for tick in ticks])
-    axes.set_xlabel("learning rate (of the base)", color=theme.ink)
     axes.set_title(panel.title, loc="left", color=theme.ink, fontsize=12, fontweight="bold", pad=22)
     colour = {True: theme.loss, False: theme.calm, None: theme.quiet}[panel.gives_up]
     note: Look = {"color": colour, "fontweight": "bold"}
@@ -127,7 +144,7 @@ def _draw_panel(axes: "Axes", panel: WidthPanel, colours: dict[int, str], theme:
     if panel.log2_rate is not None:
         axes.axvline(panel.log2_rate, color=theme.quiet, lw=1.2, ls=(0, (4, 2)), zorder=1)
         below = axes.get_xaxis_transform()
-        words = f" best rate at {min(colours)}"
+        words = f" {best} at {min(colours)}"
         axes.text(panel.log2_rate, 0.015, words, transform=below, color=theme.quiet, fontsize=8.5)
     for curve in panel.curves:
         _draw_curve(axes, curve, colours[curve.width], theme)
