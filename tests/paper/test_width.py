@@ -13,7 +13,7 @@ from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.fits import FITS
 from mupscale.errors import OptionError
 from mupscale.paper.costs import training_operations
-from mupscale.paper.rate_study import MAKE_TEXT
+from mupscale.paper.rate_study import make_text
 from mupscale.paper.width import EXPERIMENT, WidthRuns, panels
 from mupscale.reports.widths import draw_widths
 from mupscale.studies import Snapshot, Study, StudyConfig
@@ -136,7 +136,7 @@ class TestParts:
         ):
             with pytest.raises(OptionError, match=r"runs/gcide\.txt does not exist") as error:
                 attempt()
-            for command in MAKE_TEXT:
+            for command in make_text("runs/gcide.txt"):
                 assert command in str(error.value)
                 assert command in (RESULTS / "README.md").read_text(encoding="utf-8")
 
