@@ -28,14 +28,20 @@ def write_part(config: StudyConfig, folder: Path, loss: Loss, runs: int | None =
     write_cells(config, folder, of_cell, runs)
 
 
-def write_cells(config: StudyConfig, folder: Path, loss: CellLoss, runs: int | None = None) -> None:
-    """The first `runs` runs of each cell, or all of them."""
+def write_cells(
+    config: StudyConfig,
+    folder: Path,
+    loss: CellLoss,
+    runs: int | None = None,
+    parameter: str = "lr",
+) -> None:
+    """The first `runs` runs of each cell, or all of them. The loss depends on one parameter."""
     Study.create(config, folder)
     lines = [json.dumps({"about": {"study": config.identity()}})]
     for cell in config.cells():
         points = grid(cell.space, config.seeds, config.search.step)
         for number, point in enumerate(points[:runs]):
-            found = loss(cell, point.seed, math.log2(point.params["lr"]))
+            found = loss(cell, point.seed, math.log2(point.params[parameter]))
             result = {
                 "cell": cell.name,
                 "rule": cell.rule_name,

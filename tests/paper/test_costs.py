@@ -23,6 +23,7 @@ from mupscale.paper.costs import (
 )
 from mupscale.studies import StudyConfig
 from mupscale.studies.config import Search
+from mupscale.training.devices import one_thread
 
 DENSE = Path(__file__).parents[2] / "results/gqa-dense"
 SMALL = {
@@ -119,8 +120,8 @@ def test_few_shapes_are_timed_and_the_rest_lie_between(monkeypatch):
 
 
 def test_a_timed_step_takes_as_long_as_training_does(tmp_path):
-    """Time of the processor, so that other work on the machine does not count. Start and end of a
-    run cancel out.
+    """Time of the processor, so that other work on the machine does not count, and one thread, as
+    in a study: threads that wait for each other count as busy. Start and end of a run cancel out.
     """
     config = StudyConfig.from_dict(SMALL)
     work = study_work(config)[0]
@@ -129,7 +130,8 @@ def test_a_timed_step_takes_as_long_as_training_does(tmp_path):
     def seconds(steps: int) -> float:
         length = dataclasses.replace(work.config.length, steps=steps)
         began = time.process_time()
-        training.run(dataclasses.replace(work.config, length=length), tmp_path / str(steps))
+        with one_thread():
+            training.run(dataclasses.replace(work.config, length=length), tmp_path / str(steps))
         return time.process_time() - began
 
     seconds(2)

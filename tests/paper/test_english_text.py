@@ -61,6 +61,17 @@ def test_the_command_writes_a_corpus(
     assert bytes(corpus.train) + bytes(corpus.validation) == shuffled(ENTRIES)
 
 
+def test_bytes_that_are_not_utf8_can_be_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source, output = tmp_path / "a.dict", tmp_path / "text.txt"
+    source.write_bytes("\nCafé\n   A ".encode() + b"\xe9 place.\n")
+    for options, expected in (([], b"\xe9 place"), (["--utf8"], b" place")):
+        monkeypatch.setattr(sys, "argv", ["english_text", *options, str(source), str(output)])
+        main()
+        text = output.read_bytes()
+        assert text == "Café\n   A ".encode() + expected + b".\n\n"
+    assert text.decode("utf-8")
+
+
 def test_it_runs_as_a_module():
     shown = subprocess.run(
         [sys.executable, "-m", "mupscale.paper.english_text", "--help"],

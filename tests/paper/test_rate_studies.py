@@ -2,24 +2,29 @@
 finds what made runs hold.
 """
 
+import dataclasses
 import math
 from pathlib import Path
 
 import pytest
 
+from mupscale.analysis.estimates import Estimate
 from mupscale.analysis.fits import FITS
 from mupscale.paper import experiment_named
 from mupscale.paper.catalogue import middle_run
 from mupscale.paper.rate_study import RateStudy
 from mupscale.paper.rate_tables import MEASURED, FitAnswer
 from mupscale.paper.sharing import difference
+from mupscale.paper.vocabulary import table_or_sqrt
 from mupscale.studies import Study, StudyConfig
 from mupscale.studies.config import Cell
 from mupscale.training.preparation import plan_for
 from tests.paper.made_widths import CellLoss, write_cells
 
 RESULTS = Path(__file__).parents[2] / "results"
-RUNS = {"sharing": 294, "sharing-batch": 45, "sizes": 567, "depth-from-one": 384}
+RUNS = {
+    "sharing": 294, "sharing-batch": 45, "sizes": 567, "depth-from-one": 384, "vocabulary": 252,
+}  # fmt: skip
 
 
 def study(name: str) -> RateStudy:
@@ -59,9 +64,20 @@ class TestDesigns:
             for config in study(name).parts(scale).values()
             for cell in config.cells()
         ]
-        assert (
-            len({repr((run.length, run.data, run.base_model(), run.record)) for run in runs}) == 1
-        )
+        seen = {
+            repr(
+                (
+                    run.length,
+                    dataclasses.replace(run.data, tokenizer=None),
+                    dataclasses.replace(run.base_model(), vocabulary=256),
+                    run.record,
+                )
+            )
+            for run in runs
+        }
+        assert len(seen) == 1
+        vocabularies = {(run.data.tokenizer, run.model.vocabulary) for run in runs}
+        assert len(vocabularies) == (3 if name == "vocabulary" else 1)
 
     def test_nothing_is_claimed_before_all_runs_have_ended(self, name: str, tmp_path: Path):
         assert study(name).claims_in("cpu", tmp_path) == ()
@@ -89,7 +105,7 @@ def answers(
 ) -> dict[tuple[str, str], FitAnswer]:
     """By question and rule, from made runs; `other` makes those of `sharing` beside them."""
     for part, config in study(name).parts("cpu").items():
-        write_cells(config, folder / name / part, loss)
+        write_cells(config, folder / name / part, loss, parameter=study(name).searched)
     for part, config in study("sharing").parts("cpu").items() if other else ():
         write_cells(config, folder / "sharing" / part, other)
     found = study(name).runs("cpu", folder / name)
@@ -222,3 +238,75 @@ def test_depth_is_compared_from_4_blocks_on(tmp_path: Path):
     for depth in (4, 8, 16, 32):
         lowest = values(found[f"lowest loss at depth {depth}", "beta-1"])
         assert lowest == pytest.approx([0.1] * 3, abs=2e-3)
+
+
+class TestVocabulary:
+    """The best factor falls by half an octave per doubling with 4,096 tokens, and by a tenth with
+    the others; a little more or less with each seed.
+    """
+
+    @staticmethod
+    def loss(cell: Cell, seed: int, factor: float) -> float:
+        tokens = cell.tables["model"]["vocabulary"]
+        drift = {256: -0.1, 4096: -0.5, 32768: -0.1}[tokens] + 0.03 * (seed - 43.5)
+        doublings = math.log2(cell.dimensions["width"] / 32)
+        best = (6.2 if tokens == 32768 else 4.5) + drift * doublings
+        return 4 - 0.1 * doublings + 0.01 * seed + 0.01 * (factor - best) ** 2
+
+    def test_it_finds_how_the_best_factor_moves_over_the_width(self, tmp_path: Path):
+        found = answers("vocabulary", tmp_path, self.loss)
+        for tokens, drift in (("256", -0.1), ("4,096", -0.5), ("32,768", -0.1)):
+            answer = found[f"drift over width, {tokens} tokens", "gqa-mup"]
+            for fit in FITS:
+                expected = [drift + 0.03 * (seed - 43.5) for seed in (42, 43, 44, 45)]
+                assert values(answer, fit) == pytest.approx(expected, abs=0.02)
+        # The intervals are ± 0.06: a tenth of an octave is neither.
+        verdicts = {name: one.agreement.verdict for (name, _), one in found.items()}
+        assert verdicts["drift over width, 4,096 tokens"] == "agrees with sqrt"
+        assert verdicts["drift over width, 256 tokens"] == "agrees with neither"
+
+    def test_what_each_rule_carries_is_compared_without_a_fit(self, tmp_path: Path):
+        found = answers("vocabulary", tmp_path, self.loss)
+        for tokens, best, drift in (
+            ("256", 4.5, -0.1),
+            ("4,096", 4.5, -0.5),
+            ("32,768", 6.0, -0.1),
+        ):
+            top = (6.2 if tokens == "32,768" else 4.5) + 3 * drift
+            expected = 0.01 * ((best - top) ** 2 - (best - 1.5 - top) ** 2)
+            answer = found[f"carried, {tokens} tokens", "gqa-mup"]
+            mean = answer.estimate(MEASURED)
+            assert mean is not None
+            assert mean.value == pytest.approx(expected, abs=1e-9)  # linear in the drift
+            assert answer.agreement.verdict == ("higher" if tokens == "4,096" else "lower")
+
+    def test_the_figure_and_the_tables_name_the_factor(self, tmp_path: Path):
+        answers("vocabulary", tmp_path, self.loss)
+        shown = study("vocabulary").findings("cpu", tmp_path / "vocabulary")
+        assert "log2 of the best lr.embedding: " in "\n".join(shown.lines)
+        assert {path.name for path in shown.paths} >= {"vocabularies.png", "answers.csv"}
+        assert len(shown.claims) == 9
+        lowest = (tmp_path / "vocabulary" / "lowest-points.csv").read_text(encoding="utf-8")
+        assert "log2_lr.embedding" in lowest.splitlines()[0]
+
+    def test_a_range_that_is_open_says_which_line_to_change(self, tmp_path: Path):
+        def rising(cell: Cell, seed: int, factor: float) -> float:
+            return 4 + 0.01 * seed + 0.01 * factor
+
+        for part, config in study("vocabulary").parts("cpu").items():
+            write_cells(config, tmp_path / part, rising, parameter="lr.embedding")
+        text = "\n".join(study("vocabulary").findings("cpu", tmp_path).lines)
+        assert 'write "lr.embedding" = ["2^0.5", "2^6"] below' in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [
+        ((-0.2, 0.1), "agrees with table"),
+        ((-0.6, -0.3), "agrees with sqrt"),
+        ((-0.6, 0.1), "undecided"),
+        ((-0.4, -0.1), "agrees with neither"),
+    ],
+)
+def test_an_interval_agrees_with_the_rule_that_it_contains(ends: tuple[float, float], verdict: str):
+    assert table_or_sqrt(Estimate(sum(ends) / 2, *ends)) == verdict
