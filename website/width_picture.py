@@ -75,8 +75,8 @@ def readme_text(found: WidthRuns, further: str = "") -> str:
         f"logarithms of the likelihood per byte) at width {target}. Right, with mupscale's rule, "
         f"it costs {costs['gqa-mup']}. Brackets hold 95 % intervals over {seeds} seeds, the widest "
         f"of three fits; {found.ended} runs in all. {_tuned_at_target(found)} {further}[How it was "
-        "measured](results/width/README.md), [the same over r](docs/assets/overview.png) (query heads "
-        "per key/value head), and [every claim of the paper with what we measured]"
+        "measured](results/width/README.md), [the same over r](docs/assets/overview.png) (query "
+        "heads per key/value head), and [every claim of the paper with what we measured]"
         "(results/README.md)."
     )
     lines = [
