@@ -98,6 +98,10 @@ class RuleFlags:
     """Learning rate of the token embedding over width n: table (constant), sqrt (1/√n, for a large
     vocabulary) or a formula in n (default: the rule's own).
     """
+    run: str | None = None
+    """What changes with batch B and tokens D of a run: none, sde, completed-p, delphi, hyperp,
+    nanochat, bjorck, or formulas such as 'lr=sqrt(B)/D**0.3' (default: the rule's own).
+    """
     width: Literal["scaled", "init", "none"] | None = None
     """What scales with width: everything (scaled), only the initial standard deviation (init), or
     nothing (none) (default: the rule's own).
@@ -114,6 +118,7 @@ class RuleFlags:
             kv_factor=self.kv_factor,
             kv_part=self.kv_part,
             embedding=self.embedding,
+            run=self.run,
             width=self.width,
             decay=self.decay_scaling,
             eps=self.eps,

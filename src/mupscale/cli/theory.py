@@ -1,5 +1,6 @@
 """`mupscale derive` and `mupscale table`."""
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +20,7 @@ from mupscale.cli.flags import (
 from mupscale.errors import OptionError
 
 if TYPE_CHECKING:
-    from mupscale.theory import Scaling, Unit
+    from mupscale.theory import Rule, RunSize, Scaling, Unit
 
 _EXAMPLE = "n=4096,r=4"
 
@@ -72,12 +73,15 @@ def derive(
 
     Example: mupscale derive kv --base n=512,r=1 --target n=4096,r=4
 
+    Example: mupscale derive run --run sde --base B=8192,D=1e8 --target B=65536,D=1e10
+
     Parameters
     ----------
     unit
         The kind of weight: embedding, readout, dense, kv, kv-inner (heads × head_dim differs from
         n), residual, vector, fused, low-rank-down, low-rank-up, expert, router, adapter-a or
-        adapter-b. Common names such as q, o, k, v, unembed, gain and qkv also work.
+        adapter-b. Common names such as q, o, k, v, unembed, gain and qkv also work. Or run: what
+        changes with batch B and tokens D of a run.
     block
         Treat the unit as part of a residual branch: a matrix inside it, or its output matrix
         (default: not in a branch).
@@ -88,6 +92,14 @@ def derive(
     """
     from mupscale import theory
 
+    if unit == "run":
+        if block is not None or fold or format != "text" or dimension_flags.reference_r is not None:
+            raise OptionError(
+                "derive run takes --run, --optimizer, --decay, --base, --target, --show-steps and "
+                "--json. Leave out the others."
+            )
+        _derive_run(rule_flags.build(depth), optimizer, decay, dimension_flags, show_steps, as_json)
+        return
     scaling = theory.derive(
         _in_block(theory.unit_named(unit), block),
         optimizer,
@@ -109,6 +121,55 @@ def derive(
         print("\nfactors on the base values:")
         for name, value in factors.items():
             print(f"  {theory.LABELS[name]:<14} {value:.17g}")
+
+
+def _derive_run(
+    rule: "Rule",
+    optimizer: str,
+    decay: str,
+    sizes: DimensionFlags,
+    show_steps: bool,
+    as_json: bool,
+) -> None:
+    """What changes with the batch and the length."""
+    from mupscale import theory
+    from mupscale.theory.runs import RUN_LABELS
+
+    scaling = theory.derive_run(rule.run, optimizer, decay=decay)  # pyright: ignore[reportArgumentType]
+    factors = None
+    if (sizes.base is None) != (sizes.target is None):
+        raise OptionError(
+            "derive run needs both runs for numbers: --base B=8192,D=1e8 --target B=65536,D=1e10."
+        )
+    if sizes.base is not None and sizes.target is not None:
+        base, target = (
+            _run_size(*one) for one in (("--base", sizes.base), ("--target", sizes.target))
+        )
+        factors = asdict(scaling.evaluate(base=base, target=target))
+    if as_json:
+        print_json(scaling.to_dict() | ({"factors": factors} if factors else {}))
+        return
+    print(scaling.to_text(steps=show_steps))
+    if factors:
+        print("\nfactors on the base values:")
+        for name, value in factors.items():
+            print(f"  {RUN_LABELS[name]:<14} {value:.17g}")
+
+
+def _run_size(flag: str, text: str) -> "RunSize":
+    """B=8192,D=1e8 as a run."""
+    from mupscale.theory import RunSize
+
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = math.nan
+    if found.keys() != {"B", "D"} or any(map(math.isnan, found.values())):
+        raise OptionError(f"{flag} {text!r} must give batch and tokens, such as B=8192,D=1e8.")
+    return RunSize(batch=found["B"], tokens=found["D"])
 
 
 def table(

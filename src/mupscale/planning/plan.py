@@ -25,6 +25,7 @@ from mupscale.planning import (
 )
 from mupscale.planning.factors import applying, multiplied
 from mupscale.planning.groups import PerRole
+from mupscale.planning.run_sizes import RunJump
 from mupscale.planning.values import Hook, Multipliers, PlannedParameter
 from mupscale.planning.verification import Verified
 from mupscale.reading import Reading, run_once
@@ -32,7 +33,7 @@ from mupscale.reading.making import is_zero
 from mupscale.reading.structure import bare, bare_name
 from mupscale.records import write_whole
 from mupscale.text import wrapped
-from mupscale.theory import Decay, Rule
+from mupscale.theory import Decay, Rule, RunSize, optimizer_named
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,26 @@ class Plan:
     """What the user declared about the model: roles, ignored keys, inputs."""
     factors: Mapping[str, float] = field(default_factory=dict[str, float])
     """Tuned factors by kind of weight, which the values of `parameters` contain."""
+    run: RunJump | None = None
+    """The batch and length of the tuned run and of the target's, if `with_run` set them; the values
+    of `parameters` contain their factors.
+    """
+
+    def with_run(self, *, base: RunSize, target: RunSize) -> Plan:
+        """For another batch and length than those of the run in which the values were tuned.
+
+        The rule says how: `rule.with_(run="sde")` or another choice. It multiplies rates, decay and
+        epsilon of every parameter; `param_groups` also changes the betas.
+        """
+        if self.run is not None:
+            raise OptionError(
+                f"this plan is already for another run: {self.run.base} to {self.run.target}. "
+                "Call with_run once, on the plan that mupscale.plan returns."
+            )
+        jump = RunJump(base, target)
+        return replace(
+            self, parameters=jump.apply(self.parameters, self.rule, self.decay), run=jump
+        )
 
     def with_factors(self, factors: Mapping[str, float]) -> Plan:
         """Multiply in tuned factors by kind of weight: {"lr.embedding": 2, "std.readout": 4}.
@@ -139,6 +160,7 @@ class Plan:
         eps: PerRole | None = None,
         betas: tuple[float, float] | None = None,
         *,
+        momentum: float | None = None,
         optimizer: str | None = None,
         split_rows: bool = False,
     ) -> list[dict[str, Any]]:
@@ -146,6 +168,8 @@ class Plan:
 
         `lr`, `weight_decay` and `eps` are the values tuned on the base: one number, or numbers per
         role with a "default": lr={"default": 2**-7, "embedding": 2**-5}. `eps` defaults to torch's.
+        `betas` and `momentum` are the base's, too: a plan for another batch (`with_run`) changes
+        them.
 
         A plan for Muon holds parameters of two optimizers: optimizer="muon" and optimizer="adamw"
         give the groups of each. `split_rows` describes fused, stacked and transposed matrices to
@@ -161,10 +185,21 @@ class Plan:
                 else "the model has hooks of another plan. Remove them with that plan's detach_."
             )
         base = groups.BaseValues(lr, weight_decay, eps, self.decay)
-        extra = {} if betas is None else {"betas": betas}
-        return groups.make_groups(
-            self._trained_by(optimizer), tensors, base, split_rows=split_rows, extra=extra
-        )
+        trained = self._trained_by(optimizer)
+        averages = self._averages(trained[0].optimizer, betas, momentum)
+        return groups.make_groups(trained, tensors, base, split_rows=split_rows, extra=averages)
+
+    def _averages(
+        self, optimizer: str, betas: tuple[float, float] | None, momentum: float | None
+    ) -> dict[str, Any]:
+        """Betas and momentum for the optimizer: the base's, changed with the batch."""
+        if self.run is None or self.run.factors(self.rule, optimizer, self.decay).beta1 == 1:
+            found: dict[str, Any] = {} if betas is None else {"betas": betas}
+            return found if momentum is None else {**found, "momentum": momentum}
+        if optimizer_named(optimizer).momentum:
+            return {"momentum": self.run.momentum(self.rule, optimizer, self.decay, momentum)}
+        changed = self.run.betas(self.rule, optimizer, self.decay, betas)
+        return {} if changed is None else {"betas": changed}
 
     def _trained_by(self, optimizer: str | None) -> list[PlannedParameter]:
         names = list(dict.fromkeys(p.optimizer for p in self.parameters.values()))
@@ -219,6 +254,8 @@ class Plan:
         """
         if model is None and (std is not None or drawn):
             raise OptionError("std and drawn are about the weights. Pass the model too: model=….")
+        if betas is not None and self.run is not None:
+            betas = self.run.betas(self.rule, self.optimizer, self.decay, betas)
         base = {"lr": lr, "weight_decay": weight_decay, "eps": eps, "betas": betas}
         weights = None
         if model is not None:
@@ -371,10 +408,14 @@ class Plan:
         tuned = [f"{name} × {showing.number(value)}" for name, value in self.factors.items()]
         factors = [f"tuned factors, included above: {', '.join(tuned)}"] if tuned else []
         evidence = [f"{self.rule}: {self.rule.evidence}"] if self.rule.evidence else []
+        each = [parameter.optimizer for parameter in self.parameters.values()]
+        run = [] if self.run is None else self.run.text(self.rule, each, self.decay)
+        if self.run is None and self.rule.run != "none":
+            run = ["note: the rule also scales with batch and length; plan.with_run applies that"]
         warned = [f"warning: {warning}" for warning in self.warnings]
         notes = [f"note: {note}" for note in self.assumptions]
         count = f"{len(self.parameters)} parameters{hooked}"
-        return ["", count, *factors, *notes, *evidence, *warned]
+        return ["", count, *factors, *run, *notes, *evidence, *warned]
 
     # As a file
 
@@ -387,6 +428,7 @@ class Plan:
             # left out if empty, as in files of earlier versions
             **({"reading": self.reading.to_dict()} if self.reading else {}),
             **({"factors": dict(self.factors)} if self.factors else {}),
+            **({"run": self.run.to_dict()} if self.run else {}),
             "hooks": [dataclasses.asdict(hook) for hook in self.hooks],
             "parameters": {name: dataclasses.asdict(p) for name, p in self.parameters.items()},
         }
@@ -405,6 +447,7 @@ class Plan:
             warnings=tuple(data["warnings"]),
             reading=Reading.from_dict(data.get("reading", {})),
             factors=data.get("factors", {}),
+            run=RunJump.from_dict(data["run"]) if "run" in data else None,
             hooks=tuple(storing.hook_from_dict(hook) for hook in data["hooks"]),
             parameters={name: storing.parameter_from_dict(p) for name, p in parameters},
         )
@@ -429,10 +472,10 @@ class Plan:
             raise PlanMismatchError(f"{path}: {error}") from error
 
 
-_STRUCTURED = ("rule", "warnings", "reading", "factors", "hooks", "parameters")
+_STRUCTURED = ("rule", "warnings", "reading", "factors", "run", "hooks", "parameters")
 _SETTINGS = (
     *("model", "optimizer", "rule", "decay", "target", "base"),
-    *("multipliers", "reference_r", "reading", "factors"),
+    *("multipliers", "reference_r", "reading", "factors", "run"),
 )
 
 

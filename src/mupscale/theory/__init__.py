@@ -14,7 +14,16 @@ from mupscale.theory.optimizers import (
 )
 from mupscale.theory.rule_files import read_rule, rule_named
 from mupscale.theory.rules import RULES, Rule
-from mupscale.theory.scaling import FIELDS, LABELS, Factors, Scaling, Step
+from mupscale.theory.runs import (
+    RUN_CHOICES,
+    RunFactors,
+    RunScaling,
+    RunSize,
+    derive_run,
+    scaled_beta,
+)
+from mupscale.theory.scaling import FIELDS, LABELS, Factors, Scaling
+from mupscale.theory.steps import Step
 from mupscale.theory.tables import (
     RuleTable,
     compare_optimizers,
@@ -45,6 +54,7 @@ __all__ = [
     "OPTIMIZERS",
     "RULES",
     "RUNNABLE",
+    "RUN_CHOICES",
     "Adapter",
     "Decay",
     "Dense",
@@ -62,6 +72,9 @@ __all__ = [
     "Router",
     "Table",
     "Rule",
+    "RunFactors",
+    "RunScaling",
+    "RunSize",
     "Scaling",
     "StepSizes",
     "Step",
@@ -70,11 +83,13 @@ __all__ = [
     "Vector",
     "compare_optimizers",
     "derive",
+    "derive_run",
     "name_of_class",
     "optimizer_named",
     "optimizers_to_text",
     "parameterization",
     "read_rule",
     "rule_named",
+    "scaled_beta",
     "unit_named",
 ]

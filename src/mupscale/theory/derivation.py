@@ -13,7 +13,8 @@ from mupscale.theory.formulas import Expr, inline, tidy
 from mupscale.theory.optimizers import DECAYS, Decay, Optimizer, StepSizes, optimizer_named
 from mupscale.theory.rule_files import rule_named
 from mupscale.theory.rules import Rule
-from mupscale.theory.scaling import Scaling, Step
+from mupscale.theory.scaling import Scaling
+from mupscale.theory.steps import Step
 from mupscale.theory.units import Fused, KeyValue, Residual, Standing, Unit, unit_named
 
 _ZERO, _ONE = sympy.Integer(0), sympy.Integer(1)

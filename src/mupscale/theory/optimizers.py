@@ -67,6 +67,10 @@ class Optimizer:
     """For hidden matrices only; AdamW trains embeddings, readout and vectors."""
     not_exact: str = ""
     """Why a multiplier cannot be folded exactly; empty if it can."""
+    not_diffusive: str = ""
+    """Why its noise has no differential equation here, so that nothing is derived for other batch
+    sizes; empty if it has one.
+    """
     torch_class: str = ""
     """The class that runs and checks construct, as a dotted name; empty if they construct none."""
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
@@ -143,6 +147,7 @@ _COHERENT = (
     "not noise"
 )
 _COHERENT_UPDATES = "coherent updates"
+_WHOLE_MATRICES = "its steps depend on whole matrices"
 _ADAMW = Optimizer(
     "adamw",
     _sign,
@@ -177,6 +182,7 @@ _ADAFACTOR = Optimizer(
     elementwise=False,
     not_exact="its step is proportional to RMS(W), which has a floor (1e-3 in torch) that does not "
     "fold",
+    not_diffusive="the size of its steps comes from rows and columns",
 )
 _MUON = Optimizer(
     "muon",
@@ -187,6 +193,7 @@ _MUON = Optimizer(
     epsilon="norm",
     elementwise=False,
     whole_matrix=True,
+    not_diffusive=_WHOLE_MATRICES,
     # torch's own Muon steps each tensor as one matrix; ours steps each matrix in a tensor.
     torch_class="mupscale.optim.Muon",
     settings={"adjust_lr_fn": "original"},
@@ -203,6 +210,7 @@ _SHAMPOO = Optimizer(
     assumes="orthogonal updates",
     elementwise=False,
     whole_matrix=True,
+    not_diffusive=_WHOLE_MATRICES,
     eps=1e-12,
 )
 
@@ -217,6 +225,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
             _COHERENT,
             "Chen et al. 2023: the sign of an average of gradients",
             assumes=_COHERENT_UPDATES,
+            not_diffusive="its step is the sign of an average, so that the steps of neighbouring "
+            "batches are not independent",
             torch_class="mupscale.optim.Lion",
             betas=(0.9, 0.99),
         ),

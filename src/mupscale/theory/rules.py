@@ -9,6 +9,7 @@ import sympy
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.theory import formulas
 from mupscale.theory.formulas import Expr
+from mupscale.theory.runs import run_formulas
 
 Scaled = Literal["scaled", "none"]
 Width = Literal["scaled", "init", "none"]
@@ -20,7 +21,7 @@ DERIVED = ("derived", "paper", "rms")
 EMBEDDINGS = ("table", "sqrt")
 """Rates of the token embedding that follow from a derivation."""
 
-NEWER: Mapping[str, str] = {"kv_part": "both", "embedding": "table"}
+NEWER: Mapping[str, str] = {"kv_part": "both", "embedding": "table", "run": "none"}
 """Choices that files of earlier versions do not have, with their defaults."""
 
 _SETTINGS: Mapping[str, Sequence[str]] = {
@@ -50,6 +51,8 @@ class Rule:
                hidden rate and decay
     embedding  the rate of the token embedding: "table" (derived for a fixed vocabulary: constant),
                "sqrt" (derived for a vocabulary far larger than the width: 1/√n), or a formula in n
+    run        what changes with batch B and tokens D: "none", "sde" or "completed-p" (derived), a
+               published rule such as "hyperp", or formulas: "lr=sqrt(B)/D**0.3, eps=1/sqrt(B)"
 
     >>> Rule("mine", kv_factor="((1 + sqrt(r))/2)**0.7").kv_factor
     '((1 + sqrt(r))/2)**0.7'
@@ -66,6 +69,7 @@ class Rule:
     evidence: str | None = None
     kv_part: Parts = "both"
     embedding: str = "table"
+    run: str = "none"
 
     def __post_init__(self) -> None:
         for field, known in _SETTINGS.items():
@@ -74,6 +78,7 @@ class Rule:
         self.beta(formulas.L)
         self.literal_kv_factor()
         self.literal_embedding()
+        run_formulas(self.run)
 
     @property
     def choices(self) -> dict[str, str]:

@@ -17,7 +17,8 @@ from mupscale.theory.assumptions import Assumption
 from mupscale.theory.formulas import Expr, inline, latex, tidy
 from mupscale.theory.optimizers import Decay, Optimizer
 from mupscale.theory.rules import Rule
-from mupscale.theory.units import Standing, Unit
+from mupscale.theory.steps import Step, latex_text, steps_to_text
+from mupscale.theory.units import Unit
 
 FIELDS = ("init_std", "multiplier", "lr", "weight_decay", "eps")
 LABELS = {
@@ -27,28 +28,6 @@ LABELS = {
     "weight_decay": "weight decay",
     "eps": "epsilon",
 }
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a derivation: `quantity` (as text and as LaTeX) has this `value`."""
-
-    title: str
-    quantity: tuple[str, str]
-    value: Expr
-    reason: str
-    source: str
-    standing: Standing = "derived"
-
-    def to_dict(self) -> dict[str, str]:
-        return {
-            "title": self.title,
-            "quantity": self.quantity[0],
-            "value": str(self.value),
-            "reason": self.reason,
-            "source": self.source,
-            "standing": self.standing,
-        }
 
 
 @dataclass(frozen=True)
@@ -230,16 +209,7 @@ class Scaling:
             for name, b in self.blocks.items()
         ]
         lines += [f"\n{wrapped(f'note: {note}', '  ', ' ' * 8)}" for note in self.notes]
-        for number, step in enumerate(self.steps if steps else (), start=1):
-            mark = "" if step.standing == "derived" else f"  ({step.standing})"
-            lines += [
-                "",
-                wrapped(f"{number}. {step.title}{mark}", hanging="    "),
-                f"     {step.quantity[0]} = {inline(step.value)}",
-                wrapped(f"why: {step.reason}", " " * 5, " " * 10),
-                wrapped(f"[{step.source}]", " " * 5, " " * 6),
-            ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(steps_to_text(self.steps) if steps else ())])
 
     def to_markdown(self, *, steps: bool = True) -> str:
         title = f"**{self.unit}**, {self.rule}, {self.optimizer}, {self.decay} decay"
@@ -321,16 +291,3 @@ def _ratio(
     )
     # 30 digits before the only rounding: the result is the nearest double.
     return float(sympy.N(over / under, 30))
-
-
-_ESCAPES = str.maketrans({
-    "√": r"$\surd $", "σ": r"$\sigma $", "Δ": r"$\Delta $", "‖": r"$\|$", "×": r"$\times $",
-    "β": r"$\beta $", "μ": r"$\mu $", "ε": r"$\varepsilon $", "λ": r"$\lambda $",
-    "η": r"$\eta $", "Θ": r"$\Theta $", "·": r"$\cdot $", "≤": r"$\le $", "⊕": r"$\oplus $",
-    "₀": "$_0$", "²": "$^2$", "_": r"\_", "^": r"\^{}", "%": r"\%", "&": r"\&", "–": "--",
-})  # fmt: skip
-
-
-def latex_text(text: str) -> str:
-    """Text with its symbols as pdflatex has them."""
-    return text.translate(_ESCAPES)

@@ -12,7 +12,8 @@ from mupscale.theory.formulas import Expr, L, inline, latex, n, r, tidy
 from mupscale.theory.optimizers import OPTIMIZERS, Decay, Optimizer, optimizer_named
 from mupscale.theory.rule_files import rule_named
 from mupscale.theory.rules import RULES, Rule
-from mupscale.theory.scaling import FIELDS, LABELS, Scaling, latex_text
+from mupscale.theory.scaling import FIELDS, LABELS, Scaling
+from mupscale.theory.steps import latex_text
 from mupscale.theory.units import Dense, Embedding, KeyValue, Readout, Residual, Unit
 
 _DENSE = Dense(n, n)
