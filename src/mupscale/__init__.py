@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from mupscale.recipes import Recipe, TargetRun, TunedBase, transfer
     from mupscale.studies import Study
     from mupscale.targets import proxy
-    from mupscale.theory import Rule, Scaling, derive
+    from mupscale.theory import Rule, RunSize, Scaling, derive
 
 __version__ = "0.1.0"
 
 # fmt: off
 __all__ = [
-    "MupscaleError", "Plan", "Reading", "Recipe", "Rule", "Scaling", "Study", "TargetRun",
-    "TunedBase", "analysis", "checks", "coordinate_check", "derive", "engines",
+    "MupscaleError", "Plan", "Reading", "Recipe", "Rule", "RunSize", "Scaling", "Study",
+    "TargetRun", "TunedBase", "analysis", "checks", "coordinate_check", "derive", "engines",
     "expected_operator_norm", "norms", "optim", "plan", "planning", "proxy", "read", "reading",
     "recipes", "repeat", "rms_operator_norm", "spectral_norm", "studies", "targets", "theory",
     "transfer",
@@ -42,7 +42,7 @@ _HOMES = {
     "recipes": ["Recipe", "TargetRun", "TunedBase", "transfer"],
     "studies": ["Study"],
     "targets": ["proxy"],
-    "theory": ["Rule", "Scaling", "derive"],
+    "theory": ["Rule", "RunSize", "Scaling", "derive"],
 }
 # fmt: on
 

@@ -154,7 +154,7 @@ def test_without_a_derivation_it_names_the_optimizer(optimizer: str):
         (lambda: RunSize(1e4, math.nan), "tokens=nan is not a number"),
         (lambda: RunSize(True, 1e6), "batch=True is not a number"),
         (lambda: RunSize(1e6, 1e5), "less than one batch of 1,000,000 tokens"),
-        (lambda: derive_run("none"), "says nothing on batch and length"),
+        (lambda: derive_run("none"), "does not cover batch and length"),
         (lambda: derive_run("sd"), "unknown choice for batch and length 'sd'"),
         (lambda: derive_run("rate=B"), "unknown value in run='rate=B' 'rate'"),
         (lambda: derive_run("lr=sqrt(K)"), "unknown symbol 'K'"),

@@ -193,9 +193,10 @@ class Plan:
         self, optimizer: str, betas: tuple[float, float] | None, momentum: float | None
     ) -> dict[str, Any]:
         """Betas and momentum for the optimizer: the base's, changed with the batch."""
-        if self.run is None or self.run.factors(self.rule, optimizer, self.decay).beta1 == 1:
-            found: dict[str, Any] = {} if betas is None else {"betas": betas}
-            return found if momentum is None else {**found, "momentum": momentum}
+        jump = None if self.run is None else self.run.factors(self.rule, optimizer, self.decay)
+        if self.run is None or jump is None or (jump.beta1, jump.beta2) == (1, 1):
+            given = {"betas": betas, "momentum": momentum}
+            return {name: value for name, value in given.items() if value is not None}
         if optimizer_named(optimizer).momentum:
             return {"momentum": self.run.momentum(self.rule, optimizer, self.decay, momentum)}
         changed = self.run.betas(self.rule, optimizer, self.decay, betas)

@@ -242,7 +242,7 @@ def derive_run(
         raise UnknownNameError("decay", decay, DECAYS)
     if choice == "none":
         raise OptionError(
-            "run='none' says nothing on batch and length. Choose one of: "
+            "run='none' does not cover batch and length. Choose one of: "
             f"{', '.join(RUN_CHOICES[1:])}, or formulas such as lr=sqrt(B)/D**0.3."
         )
     given = run_formulas(choice)
