@@ -16,7 +16,7 @@ from mupscale.studies.config import Cell, Trainer
 from mupscale.targets import Family, resolve
 from mupscale.theory import Rule
 from mupscale.training import lengths
-from mupscale.training.config import OptimizerConfig, rule_from
+from mupscale.training.config import OptimizerConfig, model_sizes, rule_from
 from mupscale.training.preparation import on_meta
 
 
@@ -154,22 +154,22 @@ class _Own:
         own = [trial for trial in trials if trial.cell == cell.name and trial.status == "finished"]
         steps = [trial.steps for trial in own if trial.steps]
         tokens = [trial.tokens for trial in own if trial.tokens]
-        shape = self._shape(self._target, cell.dimensions)
+        shape = self._shape(self._target, cell.model_sizes)
         sequence = cell.tables.get("data", {}).get("sequence")
         return Variant(shape, max(steps, default=None), max(tokens, default=None), sequence)
 
     def base(self, cell: Cell) -> Mapping[str, int]:
         if self._base is not None:
             return self._shape(self._base, {}).base_dimensions
-        given = cell.tables.get("base", {})
-        least = {k: max(v) if k == "n_kv_heads" else min(v) for k, v in self._config.vary.items()}
-        if not given and not least:
+        given, varied = model_sizes(cell.tables.get("base", {})), self._config.vary
+        least = {k: max(v) if k == "n_kv_heads" else min(v) for k, v in model_sizes(varied).items()}
+        if not given and not varied:
             raise OptionError(
                 f"the study {self._config.name} has no base. Write [base] with width, depth and r."
             )
         if not given:
             return self._shape(self._target, least).base_dimensions
-        own = self._shape(self._target, cell.dimensions)
+        own = self._shape(self._target, cell.model_sizes)
         return _resized(own.base_dimensions, given)
 
     def settings(self, cell: Cell) -> Mapping[str, Any]:

@@ -24,12 +24,14 @@ from mupscale.studies.names import plain
 from mupscale.studies.trials import Space
 from mupscale.theory import read_rule
 from mupscale.training import RunConfig, lengths, settings
-from mupscale.training.config import OptimizerConfig
+from mupscale.training.config import RUN_SIZES, OptimizerConfig, model_sizes
 from mupscale.training.preparation import plan_for
 
 Method = Literal["adaptive", "grid", "paired", "random", "tpe"]
 VALUES = ("lr", "weight_decay", "tau_epoch", "std", "eps", "one_minus_beta2")
 """Base values that can be searched; so can factors by kind of weight, such as lr.embedding."""
+VARIED = ("n_kv_heads", "r", "width", "depth", "d_ff", "head_dim", *RUN_SIZES)
+"""Sizes that a study may vary: of the model, and of the run."""
 RUN_TABLES = ("model", "base", "data", "optimizer", "length", "machine", "record")
 
 
@@ -94,7 +96,7 @@ class Cell:
     label: str | None
     "The variant's name, if it has one."
     dimensions: Mapping[str, int]
-    'What is varied: {"n_kv_heads": 3}.'
+    'What is varied, of the model or of the run: {"n_kv_heads": 3, "batch": 16}.'
     tables: Mapping[str, Any]
     "The tables of a run's config, without rule, seed and dimensions."
     space: Space
@@ -105,6 +107,16 @@ class Cell:
         label = [self.label] if self.label else []
         varied = [f"{name}-{value}" for name, value in self.dimensions.items()]
         return plain("cell", ".".join([self.rule_name, *label, *varied]))
+
+    @property
+    def model_sizes(self) -> dict[str, int]:
+        """What is varied of the model."""
+        return model_sizes(self.dimensions)
+
+    @property
+    def run_sizes(self) -> dict[str, int]:
+        """What is varied of the run: batch and tokens."""
+        return {name: self.dimensions[name] for name in RUN_SIZES if name in self.dimensions}
 
     @property
     def variant(self) -> dict[str, int | str]:
@@ -230,14 +242,15 @@ class StudyConfig:
 
     def run_config(self, cell: Cell, params: Mapping[str, float], seed: int) -> RunConfig:
         """The config of one trial of the reference model."""
-        config = RunConfig.from_dict({**cell.tables, "rule": cell.rule, "seed": seed})
-        heads, r = config.model.n_heads, cell.dimensions.get("r", 1)
+        tables = _merged(cell.tables, {"length": cell.run_sizes} if cell.run_sizes else {})
+        config = RunConfig.from_dict({**tables, "rule": cell.rule, "seed": seed})
+        heads, r = config.model.n_heads, cell.model_sizes.get("r", 1)
         if heads % r:
             divisors = ", ".join(str(k) for k in range(1, heads + 1) if heads % k == 0)
             raise DimensionError(
                 f"vary: r = {r} does not divide n_heads = {heads}. Choose one of {divisors}."
             )
-        model = config.model.resized(**cell.dimensions)
+        model = config.model.resized(**cell.model_sizes)
         optimizer = _with_params(config.optimizer, params)
         base = self._base(config.base, model.n_heads)
         config = dataclasses.replace(config, model=model, base=base, optimizer=optimizer)
@@ -248,13 +261,13 @@ class StudyConfig:
         return config
 
     def _base(self, given: Mapping[str, int], heads: int) -> dict[str, int]:
-        """The base model: [base], and otherwise the least sharing, width and depth of what is
-        varied.
+        """The base: [base], and otherwise the least sharing, width, depth, batch and tokens of
+        what is varied.
         """
         base = dict(given)
         if self.vary.keys() & {"r", "n_kv_heads"} and not base.keys() & {"r", "n_kv_heads"}:
             base["r"] = min(self.vary.get("r") or [heads // k for k in self.vary["n_kv_heads"]])
-        for name in ("width", "depth"):
+        for name in ("width", "depth", *RUN_SIZES):
             if name in self.vary:
                 base.setdefault(name, min(self.vary[name]))
         return base
@@ -319,9 +332,7 @@ def _listed(name: str, value: Any, kinds: tuple[type, ...]) -> list[Any]:
 
 def _vary(value: Any) -> dict[str, tuple[int, ...]]:
     given = settings.table("vary", value)
-    settings.known(
-        "dimension to vary", given, ("n_kv_heads", "r", "width", "depth", "d_ff", "head_dim")
-    )
+    settings.known("dimension to vary", given, VARIED)
     found = {name: tuple(_listed(f"vary.{name}", values, (int,))) for name, values in given.items()}
     for name, values in found.items():
         if not values or min(values) < 1 or len(set(values)) < len(values):
@@ -457,6 +468,7 @@ def _check(config: StudyConfig) -> None:
             "command instead."
         )
     _check_reading(config)
+    _check_run_sizes(config)
     names = [cell.name for cell in config.cells()]
     if len(set(names)) < len(names):
         raise OptionError(
@@ -485,6 +497,23 @@ def _check_reading(config: StudyConfig) -> None:
             raise OptionError(
                 f"reading.inputs: {name} is None, which TOML cannot represent. Leave the argument "
                 "out, or pass the others by name."
+            )
+
+
+def _check_run_sizes(config: StudyConfig) -> None:
+    """Steps say nothing about the tokens of a run if its batch varies."""
+    varied = [name for name in RUN_SIZES if name in config.vary]
+    for variant in config.variants or ({},):
+        length = _merged(config.tables, variant).get("length", {})
+        if varied and "steps" in length:
+            raise OptionError(
+                f"vary has {' and '.join(varied)}, and length.steps = {length['steps']} would "
+                "change the tokens with the batch. Leave steps out, and "
+                + (
+                    "vary.tokens sets the length."
+                    if "tokens" in varied
+                    else "set length.tokens, the tokens of the whole run."
+                )
             )
 
 

@@ -10,6 +10,7 @@ from mupscale.studies.config import Cell, StudyConfig
 from mupscale.studies.paired import on_the_line, replay
 from mupscale.studies.study import Snapshot, Study
 from mupscale.studies.trials import TrialRecord
+from mupscale.training.config import RUN_SIZES
 
 
 def measured(study: Study | Snapshot) -> tuple[list[Measurement], str | None]:
@@ -73,7 +74,7 @@ def _axis(config: StudyConfig) -> str | None:
     if not config.variants and len(config.vary) == 1:
         name = next(iter(config.vary))
         return "r" if name == "n_kv_heads" and config.trainer is None else name
-    if config.trainer is not None:
+    if config.trainer is not None or config.vary.keys() & set(RUN_SIZES):
         return None
     models = {dataclasses.replace(_shape(config, cell), n_kv_heads=None) for cell in config.cells()}
     return "r" if len(models) == 1 else "parameters"

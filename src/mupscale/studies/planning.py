@@ -10,6 +10,8 @@ from typing import Any
 from mupscale.errors import OptionError
 from mupscale.reading import Reading
 from mupscale.studies.config import Cell, StudyConfig, Trainer, factors_in
+from mupscale.theory import RunSize
+from mupscale.training.config import RUN_SIZES, model_sizes, rule_from
 
 
 def plan_dict(
@@ -21,11 +23,14 @@ def plan_dict(
     trainer = config.trainer
     if trainer is None or trainer.target is None:
         return None
-    given, optimizer = cell.tables.get("base"), cell.tables.get("optimizer", {})
-    least = {n: max(v) if n == "n_kv_heads" else min(v) for n, v in config.vary.items()}
+    given = model_sizes(cell.tables.get("base", {}))
+    optimizer = cell.tables.get("optimizer", {})
+    least = {
+        n: max(v) if n == "n_kv_heads" else min(v) for n, v in model_sizes(config.vary).items()
+    }
     if trainer.base is not None:
         base: Any = (trainer.base, {})
-    elif given or least:
+    elif given or config.vary:
         base = dict(sorted(given.items())) if given else (trainer.target, least)
     else:
         raise OptionError(
@@ -33,14 +38,41 @@ def plan_dict(
             "width, depth and r, or trainer.base with the name of a model."
         )
     asked = {
-        "model": (trainer.target, cell.dimensions),
+        "model": (trainer.target, cell.model_sizes),
         "base": base,
         "optimizer": optimizer.get("name", "adamw"),
         "rule": cell.rule,
         "decay": optimizer.get("decay"),
+        "run": _run_sizes(config, cell),
     }
     factors = {**optimizer.get("factors", {}), **factors_in(params)}
     return json.loads(_planned(json.dumps(asked), config.reading, json.dumps(factors)))
+
+
+def _run_sizes(config: StudyConfig, cell: Cell) -> list[dict[str, int]] | None:
+    """Batch and tokens of the tuned run and of the cell's, in tokens; None if the rule does not
+    scale with them.
+    """
+    rule = rule_from(cell.rule)
+    if rule.run == "none":
+        return None
+    length, base = cell.tables.get("length", {}), cell.tables.get("base", {})
+    sequence = cell.tables.get("data", {}).get("sequence")
+    own = {name: cell.dimensions.get(name, length.get(name)) for name in RUN_SIZES}
+    tuned = {
+        name: base.get(name, min(config.vary[name]) if name in config.vary else own[name])
+        for name in RUN_SIZES
+    }
+    missing = [f"length.{name}" for name in RUN_SIZES if own[name] is None]
+    missing += [] if sequence else ["data.sequence"]
+    if missing or not (config.vary.keys() | base.keys()) & set(RUN_SIZES):
+        missing = missing or ["base.batch and base.tokens"]
+        raise OptionError(
+            f"the rule {rule} scales with batch and tokens (run = {rule.run!r}), but the study "
+            f"does not give {', '.join(missing)}. Set them: batch in sequences, tokens of the "
+            "whole run."
+        )
+    return [{"batch": size["batch"] * sequence, "tokens": size["tokens"]} for size in (tuned, own)]
 
 
 @lru_cache(maxsize=64)
@@ -57,13 +89,16 @@ def _planned(asked: str, reading: Reading, factors: str) -> str:
 def _without_factors(asked: str, reading: Reading) -> str:
     """A model or base that is not given by its dimensions is the name of one, and its changes."""
     from mupscale.planning import plan
-    from mupscale.training.config import rule_from
 
     values: dict[str, Any] = json.loads(asked)
     model, base = _model(*values.pop("model")), values.pop("base")
     reference = base if isinstance(base, dict) else _model(*base)
-    rule = rule_from(values.pop("rule"))
-    return plan(model, base=reference, rule=rule, reading=reading, **values).to_json()
+    rule, run = rule_from(values.pop("rule")), values.pop("run")
+    planned = plan(model, base=reference, rule=rule, reading=reading, **values)
+    if run is not None:
+        tuned, own = (RunSize(**size) for size in run)
+        planned = planned.with_run(base=tuned, target=own)
+    return planned.to_json()
 
 
 def with_reading(config: StudyConfig) -> StudyConfig:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_type_hints
 
 import tomli_w
 
@@ -16,6 +16,7 @@ from mupscale.records import differences
 from mupscale.theory import DECAYS, RUNNABLE, Rule, optimizer_named, rule_named
 from mupscale.training import settings
 
+Size = TypeVar("Size")
 Precision = Literal["float32", "bf16"]
 Shard = Literal["none", "ddp", "fsdp"]
 
@@ -54,6 +55,8 @@ class LengthConfig:
     """Steps and batch size: numbers, or the rules that give them."""
 
     steps: int | None = None
+    tokens: int | None = None
+    "Of the whole run, instead of `steps`."
     tokens_per_parameter: float | None = None
     "Tokens per non-embedding parameter; sets `steps` if that is left out."
     batch: int | None = None
@@ -61,6 +64,8 @@ class LengthConfig:
     batch_rule: BatchRule = "table"
     warmup: int | None = None
     "Steps (default: 2 %, at most 375 million tokens)."
+    warmup_share: float | None = None
+    "Share of the steps, instead of `warmup`."
     floor: float = 0.0
     "Share of the learning rate that is left at the end of the cosine."
     accumulate: int = 1
@@ -89,7 +94,7 @@ class Recording:
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One training run. `base` holds the dimensions in which the base, the model you tuned,
-    differs from `model`.
+    differs from `model`, and the `batch` (in sequences) and `tokens` of its run.
     """
 
     model: GPTConfig
@@ -107,7 +112,7 @@ class RunConfig:
 
     def base_model(self) -> GPTConfig:
         """The tuned model: `model` with `base` applied. Heads keep their size and r."""
-        return self.model.resized(**self.base)
+        return self.model.resized(**model_sizes(self.base))
 
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self) | {"rule": self.rule.to_dict()}
@@ -182,11 +187,22 @@ def rule_from(value: Any) -> Rule:
 
 
 _DIMENSIONS = ("width", "depth", "n_heads", "n_kv_heads", "head_dim", "d_ff", "r")
+RUN_SIZES = ("batch", "tokens")
+"""Sizes of a run: sequences per step, and tokens of the whole run."""
+
+
+def model_sizes(sizes: Mapping[str, Size]) -> dict[str, Size]:
+    """Those of the model, without those of the run.
+
+    >>> model_sizes({"width": 64, "batch": 16})
+    {'width': 64}
+    """
+    return {name: size for name, size in sizes.items() if name not in RUN_SIZES}
 
 
 def _base(value: Any) -> dict[str, int]:
     table = settings.table("base", value)
-    settings.known("setting in base", table, _DIMENSIONS)
+    settings.known("setting in base", table, [*_DIMENSIONS, *RUN_SIZES])
     return {key: settings.typed(f"base.{key}", number, int) for key, number in table.items()}
 
 
@@ -208,7 +224,11 @@ def _check(config: RunConfig) -> None:
         raise UnknownNameError("optimizer.decay", chosen.decay, DECAYS)
     counts = {
         "data.sequence": config.data.sequence,
-        **{f"length.{key}": getattr(length, key) for key in ("steps", "batch", "accumulate")},
+        **{
+            f"length.{key}": getattr(length, key)
+            for key in ("steps", "tokens", "batch", "accumulate")
+        },
+        **{f"base.{key}": config.base.get(key) for key in RUN_SIZES},
         **{
             f"record.{key}": getattr(record, key)
             for key in ("log_every", "eval_every", "eval_batches", "checkpoint_every")
@@ -221,8 +241,22 @@ def _check(config: RunConfig) -> None:
         raise DimensionError(f"length.warmup = {length.warmup} must be at least 0.")
     if not 0 <= length.floor <= 1:
         raise OptionError(f"length.floor = {length.floor} must be from 0 to 1.")
-    if length.steps is None and length.tokens_per_parameter is None:
-        raise OptionError("length: give steps, or tokens_per_parameter.")
+    if length.warmup is not None and length.warmup_share is not None:
+        raise OptionError(
+            f"length: warmup = {length.warmup} and warmup_share = {length.warmup_share:g} set the "
+            "same thing. Give one of them."
+        )
+    if length.warmup_share is not None and not 0 <= length.warmup_share <= 1:
+        raise OptionError(f"length.warmup_share = {length.warmup_share:g} must be from 0 to 1.")
+    if length.tokens is not None:
+        for name in ("steps", "tokens_per_parameter"):
+            if (other := getattr(length, name)) is not None:
+                raise OptionError(
+                    f"length: tokens = {length.tokens:,} and {name} = {other:g} set the same "
+                    "thing. Give one of them."
+                )
+    if length.steps is None and length.tokens is None and length.tokens_per_parameter is None:
+        raise OptionError("length: give steps, tokens, or tokens_per_parameter.")
     if config.seed < 0:
         raise OptionError(f"seed = {config.seed} must be at least 0.")
     if config.data.sequence > model.context and model.positions == "learned":

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.data import Corpus
-from mupscale.errors import DimensionError
+from mupscale.errors import DimensionError, OptionError
 from mupscale.models import (
     GPT,
     SEQUENCE_TOKENS,
@@ -21,10 +21,11 @@ from mupscale.models import (
     warmup_iterations,
 )
 from mupscale.planning import Plan, plan
+from mupscale.planning.run_sizes import RunJump
 from mupscale.reading import ModelFacts, read
 from mupscale.theory import Optimizer as OptimizerRow
-from mupscale.theory import optimizer_named
-from mupscale.training.config import OptimizerConfig, RunConfig
+from mupscale.theory import RunSize, optimizer_named
+from mupscale.training.config import RUN_SIZES, OptimizerConfig, RunConfig
 from mupscale.training.processes import like, whole
 
 
@@ -41,20 +42,50 @@ class Lengths:
 def lengths(config: RunConfig) -> Lengths:
     sequence, length = config.data.sequence, config.length
     batch, steps, warmup, tokens = length.batch, length.steps, length.warmup, None
-    if length.tokens_per_parameter is not None:
+    if length.tokens is not None:
+        tokens = length.tokens
+    elif length.tokens_per_parameter is not None:
         parameters = parameter_counts(config.model).non_embedding
         tokens = round(length.tokens_per_parameter * parameters)
     if batch is None:
         if tokens is None:
             raise DimensionError(
-                "length.batch is missing, and its rule needs length.tokens_per_parameter."
+                "length.batch is missing, and its rule needs length.tokens or "
+                "length.tokens_per_parameter."
             )
         batch = max(1, batch_sequences(tokens, length.batch_rule) * SEQUENCE_TOKENS // sequence)
+    if length.tokens is not None and length.tokens < batch * sequence:
+        raise DimensionError(
+            f"length.tokens = {length.tokens:,} is less than one batch: {batch} sequences of "
+            f"{sequence} tokens are {batch * sequence:,}. Give more tokens or a smaller batch."
+        )
     if steps is None:
         steps = max(1, round((tokens or 0) / (batch * sequence)))
+    if length.warmup_share is not None:
+        warmup = round(length.warmup_share * steps)
     if warmup is None:
         warmup = warmup_iterations(steps, batch, sequence)
     return Lengths(steps, batch, warmup, steps * batch * sequence)
+
+
+def run_sizes(config: RunConfig) -> RunJump | None:
+    """From the run in which the values were tuned to this one; None if the rule does not scale with
+    them.
+
+    What [base] does not say of its run is the same as here.
+    """
+    if config.rule.run == "none":
+        return None
+    own, sequence = lengths(config), config.data.sequence
+    if not config.base.keys() & set(RUN_SIZES):
+        raise OptionError(
+            f"the rule {config.rule} scales with batch and tokens (run = {config.rule.run!r}), "
+            "but [base] does not say in which run its values were tuned. Set base.batch (in "
+            "sequences) and base.tokens."
+        )
+    batch = config.base.get("batch", own.batch) * sequence
+    base = RunSize(batch=batch, tokens=config.base.get("tokens", own.tokens))
+    return RunJump(base, RunSize(batch=own.batch * sequence, tokens=own.tokens))
 
 
 def on_meta(config: GPTConfig) -> GPT:
@@ -79,6 +110,9 @@ def plan_for(config: RunConfig) -> Plan:
         decay=chosen.decay,  # pyright: ignore[reportArgumentType]
         multipliers=chosen.multipliers,
     )
+    jump = run_sizes(config)
+    if jump is not None:
+        planned = planned.with_run(base=jump.base, target=jump.target)
     return planned.with_factors(chosen.factors) if chosen.factors else planned
 
 
@@ -96,7 +130,10 @@ def optimizers(planned: Plan, model: nn.Module, chosen: OptimizerConfig) -> list
     values: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay}
     if not row.whole_matrix:
         betas = None if row.betas is None else chosen.betas
-        groups = planned.param_groups(model, **values, eps=chosen.eps, betas=betas)
+        momentum = chosen.momentum if row.momentum else None
+        groups = planned.param_groups(
+            model, **values, eps=chosen.eps, betas=betas, momentum=momentum
+        )
         return [_built(row, groups, chosen)]
     hidden = planned.param_groups(model, **values, optimizer=row.name, split_rows=True)
     values |= {"lr": chosen.lr if chosen.adamw_lr is None else chosen.adamw_lr, "eps": chosen.eps}
