@@ -26,7 +26,8 @@ def no_downloads(monkeypatch):
 @pytest.mark.parametrize(("scale", "name"), ALL)
 def test_every_study_would_run(scale, name, monkeypatch, tmp_path):
     (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "gcide.txt").touch()  # the text of `width`, which is not included
+    for text in ("gcide.txt", "gcide-utf8.txt"):  # English, which is not included
+        (tmp_path / "runs" / text).touch()
     monkeypatch.chdir(tmp_path)
     config = load(name, scale)
     lines = list(validate(config))

@@ -414,8 +414,10 @@ def _lowest(test: _Test) -> Estimate:
 
 def _not_above(test: _Test, gammas: Array) -> Array:
     """Those whose loss is indistinguishable from the lowest of them."""
-    above = test.above(gammas, [test.lowest(gammas)] * len(test.curves))
-    return gammas[above.values <= above.reach(test.confidence)]
+    lowest = test.lowest(gammas)
+    above = test.above(gammas, [lowest] * len(test.curves))
+    # The lowest itself differs from itself by rounding alone, and its error is as small.
+    return gammas[(above.values <= above.reach(test.confidence)) | (gammas == lowest)]
 
 
 def _still(test: _Test) -> Estimate:

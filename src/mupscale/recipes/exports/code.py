@@ -63,8 +63,18 @@ def call(head: str, *given: str) -> list[str]:
     inside = ", ".join(given)
     if len(whole := f"    {head}({inside}),") <= LINE:
         return [whole]
-    lines = [inside] if len(inside) + 8 <= LINE else [f"{argument}," for argument in given]
-    return [f"    {head}(", *(f"        {line}" for line in lines), "    ),"]
+    if len(inside) + 8 > LINE:
+        return spread(head, *given)
+    return [f"    {head}(", f"        {inside}", "    ),"]
+
+
+def spread(head: str, *given: str) -> list[str]:
+    """The same with one argument per line, however many digits a number happens to have.
+
+    >>> spread("f", "1", "b=2.5")
+    ['    f(', '        1,', '        b=2.5,', '    ),']
+    """
+    return [f"    {head}(", *(f"        {argument}," for argument in given), "    ),"]
 
 
 def docstring(recipe: Recipe, use: Sequence[str]) -> str:

@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 
-from mupscale.recipes.exports.code import call, docstring, optimizer_class, refuse_inexact, string
+from mupscale.recipes.exports.code import docstring, optimizer_class, refuse_inexact, spread, string
 from mupscale.recipes.recipe import Recipe
 
 _USE = (
@@ -167,7 +167,7 @@ def _table(recipe: Recipe) -> str:
         names += ["folded"] if recipe.training.clip and row.folded != 1 else []
         values = ((name, getattr(row, name)) for name in names)
         given = (f"{name}={value!r}" for name, value in values if value is not None)
-        lines += call(f"{string(row.pattern)}: Row", *given)
+        lines += spread(f"{string(row.pattern)}: Row", *given)
     return "\n".join(["TABLE = {", *lines, "}"])
 
 
