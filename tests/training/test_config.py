@@ -89,7 +89,7 @@ class TestReading:
             ({"optimizer": {"name": "adamm"}}, "Did you mean 'adam"),
             ({"optimizer": {"decay": "coupled"}}, "Did you mean 'lr_coupled'"),
             ({"optimizer": {"multipliers": "folded"}}, "Did you mean 'fold'"),
-            ({"length": {"batch": 2}}, "give steps, or tokens_per_parameter"),
+            ({"length": {"batch": 2}}, "give steps, tokens, or tokens_per_parameter"),
             ({"length": {"steps": 0}}, "length.steps = 0"),
             ({"length": {"steps": 1, "warmup": -1}}, "length.warmup = -1"),
             ({"length": {"steps": 1, "floor": 2}}, "length.floor = 2"),

@@ -49,17 +49,36 @@ class CalibrationFlags:
     seeds: str | None = None
     "Seeds for weights and batches, such as 42,43,44 (default: the file's)."
     lr: str | None = None
-    "Range of the base learning rate, such as 2^-8,2^-4 (default: the file's)."
+    """Range of the base learning rate, such as 2^-8,2^-4 (default: the file's). Over batch, it is
+    that of the smallest batch and moves up by half an octave per doubling.
+    """
+    weight_decay: str | None = None
+    "Range of the weight decay, to measure its exponents too: only over batch or tokens."
+    batches: str | None = None
+    "Batches to train, in sequences (default: the file's, twice and four times that)."
+    tokens: str | None = None
+    "Lengths to train, in tokens (default: those of the file's run, twice and four times that)."
 
     @property
     def given(self) -> bool:
         return any(value is not None for value in asdict(self).values())
+
+    def refuse(self, over: str, names: tuple[str, ...]) -> None:
+        """Raise for flags that another calibration takes."""
+        for name in names:
+            if getattr(self, name) is not None:
+                flag = name.replace("_", "-")
+                raise OptionError(
+                    f"--{flag} does not go with a calibration over {over}. Leave it out, or "
+                    "choose another --over: r, batch, tokens or batch,tokens."
+                )
 
 
 def calibrate(
     study: Path | None = None,
     /,
     *,
+    over: str | None = None,
     search: CalibrationFlags = CalibrationFlags(),  # noqa: B008
     where: EngineFlags = EngineFlags(),  # noqa: B008
     question: Literal["still", "loss"] = "still",
@@ -69,16 +88,18 @@ def calibrate(
     dry_run: Switch = False,
     as_json: Json = False,
 ) -> int:
-    """Measure on your own proxy which learning-rate factor shared key/value heads need, and write
-    it as a rule.
+    """Measure on your own proxy how the best learning rate changes, and write it as a rule.
 
-    For each exponent gamma and each r (query heads per key/value head), it searches the learning
-    rate. Then rule.json holds the best gamma with its interval, and every --rule accepts it. You
-    can interrupt it at any time. Run the same command again to continue.
+    Over r (query heads per key/value head), it measures the factor that shared key/value heads
+    need: gamma of ((1 + sqrt(r))/2)^gamma. Over batch and tokens, it measures the exponents of
+    batch and length. Then rule.json holds what was measured with its intervals, and every --rule
+    accepts it. You can interrupt it at any time. Run the same command again to continue.
 
-    Exit status: 0, or 3 if the runs do not bound gamma, and then no rule is written.
+    Exit status: 0, or 3 if the runs do not bound what is measured, and then no rule is written.
 
     Example: mupscale calibrate --dry-run
+
+    Example: mupscale calibrate proxy.toml --over batch,tokens --batches 4,8,16
 
     Example: mupscale calibrate proxy.toml --repetitions 1,4,8 --output runs/calibrate
 
@@ -89,17 +110,29 @@ def calibrate(
     study
         A TOML file as for mupscale sweep, or the folder of a study or a calibration that has begun
         (default: a small reference study).
+    over
+        What varies: r, batch, tokens, or batch,tokens (default: r).
     question
         What gamma should do: keep the optimal learning rate the same at every r (still), or give
         the lowest loss (loss).
     output
-        Folder for the two studies and rule.json (default: runs/calibrate/NAME).
+        Folder for the studies and rule.json (default: runs/calibrate/NAME).
     dry_run
         Print what would run, then exit.
     """
+    from mupscale.cli import calibrate_runs
     from mupscale.recipes.calibrating import answers, calibrated_rule
     from mupscale.theory.rule_files import write_rule
 
+    if calibrate_runs.asked(over, study):
+        if question != "still":
+            raise OptionError(
+                "--question is about key/value factors: leave it out over batch or tokens."
+            )
+        return calibrate_runs.calibrate_runs(
+            over, study, search, where, settings, reading, output, dry_run, as_json
+        )
+    search.refuse("r", ("batches", "tokens", "weight_decay"))
     calibration, folder = _calibration(study, search, where, settings, reading, output)
     print(_cost(calibration), file=sys.stdout if dry_run else sys.stderr)
     if dry_run:

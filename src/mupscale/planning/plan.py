@@ -79,7 +79,10 @@ class Plan:
             )
         jump = RunJump(base, target)
         return replace(
-            self, parameters=jump.apply(self.parameters, self.rule, self.decay), run=jump
+            self,
+            parameters=jump.apply(self.parameters, self.rule, self.decay),
+            run=jump,
+            warnings=(*self.warnings, *jump.warnings(self.rule)),
         )
 
     def with_factors(self, factors: Mapping[str, float]) -> Plan:

@@ -63,6 +63,16 @@ class RunJump:
             )
         return scaled_beta("momentum", base, self.factors(rule, optimizer, decay).beta1)
 
+    def warnings(self, rule: Rule) -> tuple[str, ...]:
+        """Sizes outside of those that the rule was measured for."""
+        return tuple(
+            f"{axis} of {size:,.0f} tokens lies outside {low:,.0f} to {high:,.0f}, for which the "
+            f"rule's exponents were measured"
+            for axis, low, high in rule.run_ranges
+            for size in dict.fromkeys((getattr(self.base, axis), getattr(self.target, axis)))
+            if not low <= size <= high
+        )
+
     def text(self, rule: Rule, optimizers: Iterable[str], decay: Decay) -> list[str]:
         """One line per optimizer with other factors."""
         by_text: dict[str, list[str]] = {}

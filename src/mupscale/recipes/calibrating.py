@@ -58,14 +58,14 @@ class Calibration:
 
     def runs(self) -> int | None:
         """Number of runs; None for a search that decides by itself when to stop."""
-        counts = [_runs(config) for config in self.parts.values()]
+        counts = [planned_runs(config) for config in self.parts.values()]
         return None if None in counts else sum(count or 0 for count in counts)
 
     def tokens(self) -> float | None:
         """Tokens of all runs; None if a custom trainer decides, or the number of runs is open."""
         if self.runs() is None or self.base.trainer is not None:
             return None
-        return float(sum(_tokens(config) for config in self.parts.values()))
+        return float(sum(planned_tokens(config) for config in self.parts.values()))
 
     def fingerprint(self) -> str:
         """A hash of everything that determines the result."""
@@ -94,7 +94,7 @@ def calibration(
     given = dict(values)
     given["search"] = {"method": "grid"} | dict(given.get("search", {}))
     config = with_reading(StudyConfig.from_dict(given))
-    rule = _only_rule(config)
+    rule = only_rule(config)
     _check_gammas(gammas)
     dimension, heads, first = _dimension(config), _heads(config), _base_r(config)
     tried = _repetitions(repetitions, config, heads, first)
@@ -125,7 +125,8 @@ def calibration(
 # The proxy
 
 
-def _only_rule(config: StudyConfig) -> Rule:
+def only_rule(config: StudyConfig) -> Rule:
+    """The rule that a calibration starts from."""
     rule, *others = config.rules
     if others or config.variants:
         names = ", ".join(dict.fromkeys(cell.rule_name for cell in config.cells()))
@@ -249,7 +250,8 @@ def _with_base(config: StudyConfig, r: int) -> dict[str, Any]:
     return tables
 
 
-def _runs(config: StudyConfig) -> int | None:
+def planned_runs(config: StudyConfig) -> int | None:
+    """Number of runs; None for a search that decides by itself when to stop."""
     search, cells = config.search, config.cells()
     if search.method == "grid":
         count = sum(len(grid(cell.space, config.seeds, search.step)) for cell in cells)
@@ -259,12 +261,13 @@ def _runs(config: StudyConfig) -> int | None:
     )
 
 
-def _tokens(config: StudyConfig) -> float:
+def planned_tokens(config: StudyConfig) -> float:
+    """Tokens of all runs of the reference model."""
     each = [
         lengths(config.run_config(cell, {"lr": 1.0}, config.seeds[0])).tokens
         for cell in config.cells()
     ]
-    return (_runs(config) or 0) / len(each) * sum(each)
+    return (planned_runs(config) or 0) / len(each) * sum(each)
 
 
 # The results

@@ -58,7 +58,7 @@ def _run_sizes(config: StudyConfig, cell: Cell) -> list[dict[str, int]] | None:
         return None
     length, base = cell.tables.get("length", {}), cell.tables.get("base", {})
     sequence = cell.tables.get("data", {}).get("sequence")
-    own = {name: cell.dimensions.get(name, length.get(name)) for name in RUN_SIZES}
+    own: dict[str, Any] = {name: cell.dimensions.get(name, length.get(name)) for name in RUN_SIZES}
     tuned = {
         name: base.get(name, min(config.vary[name]) if name in config.vary else own[name])
         for name in RUN_SIZES

@@ -1,8 +1,8 @@
-"""Rules by name, and rules as JSON files: a calibrated factor with its evidence.
+"""Rules by name, and rules as JSON files: a calibrated choice with its evidence.
 
-A file has the choices of a rule and `evidence`: the exponent γ of ((1 + √r)/2)^γ, its interval and
-the runs that measured it. A file that contradicts itself raises an error: a factor that was edited
-by hand is no longer the measured one.
+A file has the choices of a rule and `evidence`: the exponent γ of ((1 + √r)/2)^γ, or the exponents
+of batch and tokens, with their intervals and the runs that measured them. A file that contradicts
+itself raises an error: a choice that was edited by hand is no longer the measured one.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ from typing import Any, Literal, cast
 
 from mupscale.errors import OptionError, UnknownNameError
 from mupscale.records import write_whole
-from mupscale.theory.rules import NEWER, RULES, Rule
+from mupscale.theory.rules import EVIDENCE, NEWER, RULES, Rule
+from mupscale.theory.runs import RUN_FIELDS
 
 FORMAT = "mupscale rule"
 VERSION = 1
@@ -75,6 +76,73 @@ class CalibrationEvidence:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunEvidence:
+    """How the exponents of batch B and tokens D were measured."""
+
+    exponents: Mapping[str, tuple[float, float, float]]
+    """By value and axis, with the ends of the interval: {"lr.batch": (0.43, 0.4, 0.46)}."""
+    ranges: Mapping[str, tuple[float, float]]
+    "The smallest and the largest of each axis, in tokens."
+    fits: tuple[str, ...]
+    "The interval contains those of all of them."
+    runs: int
+    seeds: int
+    study: str
+    "Fingerprint of the studies."
+    also: str = ""
+    "Evidence of the rule that the calibration started from."
+
+    def __post_init__(self) -> None:
+        for name, ends in self.exponents.items():
+            numbers = [one for one in ends if isinstance(one, int | float) and math.isfinite(one)]  # pyright: ignore[reportUnnecessaryIsInstance]
+            if len(numbers) != 3 or not numbers[1] <= numbers[0] <= numbers[2]:
+                raise OptionError(
+                    f"the exponent {name} = {ends} is not a number with its interval. Calibrate "
+                    "again."
+                )
+            value, _, axis = name.partition(".")
+            if value not in RUN_FIELDS or axis not in self.ranges or axis not in _SYMBOLS:
+                raise OptionError(
+                    f"the exponent {name} is not one of lr or weight_decay over batch or tokens, "
+                    "with a range. Calibrate again."
+                )
+
+    @property
+    def formula(self) -> str:
+        """The choice for batch and tokens.
+
+        >>> RunEvidence(
+        ...     exponents={"lr.batch": (0.43, 0.4, 0.46), "lr.tokens": (-0.2, -0.3, -0.1)},
+        ...     ranges={"batch": (512, 8192), "tokens": (1e6, 8e6)},
+        ...     fits=("cubic",), runs=9, seeds=3, study="",
+        ... ).formula
+        'lr=B**0.43*D**-0.2'
+        """
+        parts: dict[str, list[str]] = {}
+        for name, (value, *_) in self.exponents.items():
+            field, _, axis = name.partition(".")
+            parts.setdefault(field, []).append(f"{_SYMBOLS[axis]}**{value:g}")
+        return ", ".join(f"{field}={'*'.join(powers)}" for field, powers in parts.items())
+
+    def __str__(self) -> str:
+        each = ", ".join(
+            f"{name.partition('.')[0]} ∝ {_SYMBOLS[name.partition('.')[2]]}^{value:.2f} "
+            f"[{low:.2f}, {high:.2f}]"
+            for name, (value, low, high) in self.exponents.items()
+        )
+        sizes = " and ".join(
+            f"{axis} from {low:,.0f} to {high:,.0f}" for axis, (low, high) in self.ranges.items()
+        )
+        also = f"; {self.also}" if self.also else ""
+        return f"{each}, measured over {sizes} ({self.runs} runs, {self.seeds} seeds){also}"
+
+
+_SYMBOLS = {"batch": "B", "tokens": "D"}
+
+AnyEvidence = CalibrationEvidence | RunEvidence
+
+
 def exponent_formula(gamma: float) -> str:
     """The key/value factor with this exponent.
 
@@ -84,7 +152,7 @@ def exponent_formula(gamma: float) -> str:
     return f"((1 + sqrt(r))/2)**{round(gamma, DIGITS):g}"
 
 
-def write_rule(path: Path, rule: Rule, evidence: CalibrationEvidence) -> None:
+def write_rule(path: Path, rule: Rule, evidence: AnyEvidence) -> None:
     """Write a rule file atomically."""
     content = {
         "format": FORMAT,
@@ -146,30 +214,48 @@ def _rule(content: Any) -> Rule:
             f"it has version {version!r}; this mupscale reads {VERSION}. Calibrate again."
         )
     evidence = _evidence(fields.pop("evidence", None))
-    choices = fields
-    known = [field.name for field in dataclasses.fields(Rule) if field.name != "evidence"]
-    _check_fields("rule", dict(NEWER) | choices, known)
-    if choices["kv_factor"] != exponent_formula(evidence.gamma):
-        raise OptionError(
-            f"kv_factor = {choices['kv_factor']!r} does not match gamma = {evidence.gamma:g}: the "
-            f"file was edited. Calibrate again, or pass --kv-factor {choices['kv_factor']!r} "
-            "instead of the file."
-        )
+    choices: dict[str, Any] = {**NEWER, **fields}
+    known = [field.name for field in dataclasses.fields(Rule) if field.name not in EVIDENCE]
+    _check_fields("rule", choices, known)
+    if isinstance(evidence, RunEvidence):
+        _check_measured("run", choices["run"], evidence.formula, "the exponents")
+        ranges = tuple((axis, *ends) for axis, ends in evidence.ranges.items())
+        return Rule(**choices, evidence=str(evidence), run_ranges=ranges)
+    expected = exponent_formula(evidence.gamma)
+    _check_measured("kv_factor", choices["kv_factor"], expected, f"gamma = {evidence.gamma:g}")
     return Rule(**choices, evidence=str(evidence))
 
 
-def _evidence(fields: Any) -> CalibrationEvidence:
+def _check_measured(choice: str, given: str, expected: str, measured: str) -> None:
+    if given != expected:
+        raise OptionError(
+            f"{choice} = {given!r} does not match {measured}: the file was edited. Calibrate "
+            f"again, or pass --{choice.replace('_', '-')} {given!r} instead of the file."
+        )
+
+
+def _evidence(fields: Any) -> AnyEvidence:
     if not isinstance(fields, dict):
         raise OptionError("it has no evidence. mupscale calibrate writes it.")
     values = dict(cast(dict[str, Any], fields))
-    _check_fields(
-        "evidence", values, [field.name for field in dataclasses.fields(CalibrationEvidence)]
-    )
-    for name in ("swept", "repetitions"):
-        if not isinstance(values[name], list):
-            raise OptionError(f"evidence.{name} = {values[name]!r} is not a list.")
-        values[name] = tuple(cast(list[Any], values[name]))
-    return CalibrationEvidence(**values)
+    kind = RunEvidence if "exponents" in values else CalibrationEvidence
+    _check_fields("evidence", values, [field.name for field in dataclasses.fields(kind)])
+    for name in ("swept", "repetitions", "fits"):
+        if name in values:
+            values[name] = tuple(_listed(name, values[name]))
+    for name in ("exponents", "ranges"):
+        if name in values:
+            if not isinstance(values[name], dict):
+                raise OptionError(f"evidence.{name} = {values[name]!r} is not a table.")
+            table = cast(dict[str, Any], values[name])
+            values[name] = {key: tuple(_listed(f"{name}.{key}", v)) for key, v in table.items()}
+    return kind(**values)
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise OptionError(f"evidence.{name} = {value!r} is not a list.")
+    return cast(list[Any], value)
 
 
 def _check_fields(where: str, values: Mapping[str, Any], known: list[str]) -> None:

@@ -24,6 +24,9 @@ EMBEDDINGS = ("table", "sqrt")
 NEWER: Mapping[str, str] = {"kv_part": "both", "embedding": "table", "run": "none"}
 """Choices that files of earlier versions do not have, with their defaults."""
 
+EVIDENCE = ("evidence", "run_ranges")
+"""What a rule says about how its choices were measured."""
+
 _SETTINGS: Mapping[str, Sequence[str]] = {
     "width": get_args(Width),
     "kv_part": get_args(Parts),
@@ -53,6 +56,8 @@ class Rule:
                "sqrt" (derived for a vocabulary far larger than the width: 1/√n), or a formula in n
     run        what changes with batch B and tokens D: "none", "sde" or "completed-p" (derived), a
                published rule such as "hyperp", or formulas: "lr=sqrt(B)/D**0.3, eps=1/sqrt(B)"
+    run_ranges the batch and tokens (both in tokens) between which `run` was measured, if it was:
+               (("batch", 512, 8192), ("tokens", 1e6, 8e6)); changes no value
 
     >>> Rule("mine", kv_factor="((1 + sqrt(r))/2)**0.7").kv_factor
     '((1 + sqrt(r))/2)**0.7'
@@ -70,6 +75,7 @@ class Rule:
     kv_part: Parts = "both"
     embedding: str = "table"
     run: str = "none"
+    run_ranges: tuple[tuple[str, float, float], ...] = ()
 
     def __post_init__(self) -> None:
         for field, known in _SETTINGS.items():
@@ -90,16 +96,21 @@ class Rule:
         return {
             key: value
             for key, value in asdict(self).items()
-            if key != "evidence" and NEWER.get(key) != value
+            if key not in EVIDENCE and NEWER.get(key) != value
         }
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, Any]:
         """The rule as files hold it. The evidence keeps its first key there, "because"."""
-        return self.choices | ({} if self.evidence is None else {"because": self.evidence})
+        evidence: dict[str, Any] = {} if self.evidence is None else {"because": self.evidence}
+        if self.run_ranges:
+            evidence["run_ranges"] = [list(one) for one in self.run_ranges]
+        return self.choices | evidence
 
     @staticmethod
     def from_dict(fields: Mapping[str, Any]) -> "Rule":
         """The inverse of `to_dict`; the evidence may have either key."""
+        if "run_ranges" in fields:
+            fields = {**fields, "run_ranges": tuple(map(tuple, fields["run_ranges"]))}
         if "because" in fields:
             fields = {("evidence" if key == "because" else key): v for key, v in fields.items()}
         return Rule(**fields)
@@ -145,9 +156,13 @@ class Rule:
         }
         if not changes:
             return self
-        if "kv_factor" in changes or "kv_part" in changes:  # the evidence was for another factor
+        if "run" in changes and self.run_ranges:  # the evidence was for another choice
+            changes = {"run_ranges": (), "evidence": None} | changes
+        if "kv_factor" in changes or "kv_part" in changes:
             changes.setdefault("evidence", None)
-        altered = ", ".join(f"{key} {value}" for key, value in changes.items() if key != "evidence")
+        altered = ", ".join(
+            f"{key} {value}" for key, value in changes.items() if key not in EVIDENCE
+        )
         return replace(self, name=f"{self.name} ({altered})", **changes)
 
     def __str__(self) -> str:

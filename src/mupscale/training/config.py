@@ -183,7 +183,8 @@ def rule_from(value: Any) -> Rule:
     settings.known(
         "setting in rule", table, [*(f.name for f in dataclasses.fields(Rule)), "because"]
     )
-    return Rule.from_dict({"name": "own"} | {key: str(v) for key, v in table.items()})
+    ranges = {key: table.pop(key) for key in ["run_ranges"] if key in table}
+    return Rule.from_dict({"name": "own", **ranges} | {key: str(v) for key, v in table.items()})
 
 
 _DIMENSIONS = ("width", "depth", "n_heads", "n_kv_heads", "head_dim", "d_ff", "r")
