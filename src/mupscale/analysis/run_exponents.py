@@ -228,7 +228,8 @@ def _slopes(columns: Sequence[Array], optima: Array, confidence: float) -> list[
     intervals: from the differences between seeds, and from the scatter of cells about the plane.
 
     Seeds show no error that they share, such as a surface that is no plane; cells do. With few
-    cells beyond the slopes, their scatter is hardly known, and its interval is wide.
+    cells beyond the slopes, their scatter is hardly known, and its interval is wide. One seed gives
+    no bound.
     """
     x = np.column_stack([np.ones(len(optima)), *columns])
     if np.linalg.matrix_rank(x) < x.shape[1]:
