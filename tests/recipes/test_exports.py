@@ -17,7 +17,7 @@ from mupscale.errors import NotExactError, OptionError, UnknownNameError
 from mupscale.recipes.exports import KINDS
 from mupscale.recipes.exports.names import LLAMA_LIKE
 from mupscale.targets import build, resolve
-from mupscale.training.schedule import Cosine
+from mupscale.training.schedule import Schedule
 from tests.recipes.studies import DENSE, TINY
 
 PYTHON = ("pytorch", "transformers", "lightning")
@@ -79,7 +79,7 @@ def test_the_schedule_is_the_studys(recipe, tmp_path):
     length = dataclasses.replace(recipe.length, steps=steps, warmup=warmup)
     training = dataclasses.replace(recipe.training, floor=0.1)
     made = run(dataclasses.replace(recipe, length=length, training=training), "pytorch", tmp_path)
-    reference = Cosine(steps, warmup, floor=0.1)
+    reference = Schedule("cosine", steps, warmup, floor=0.1)
     probes = [0, warmup - 1, warmup, (steps + warmup) // 2, steps - 1]
     assert [made["factor"](step) for step in probes] == [reference.at(step) for step in probes]
 

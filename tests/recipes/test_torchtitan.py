@@ -86,9 +86,9 @@ def test_its_schedule_is_ours_but_for_the_last_step(titan, analysis, tmp_path, m
             config.lr_scheduler.build(optimizers=[optimizer], training_steps=config.training.steps)
         )
     )
-    from mupscale.training.schedule import Cosine
+    from mupscale.training.schedule import Schedule
 
-    ours = Cosine(recipe.length.steps + 1, recipe.length.warmup)
+    ours = Schedule("cosine", recipe.length.steps + 1, recipe.length.warmup)
     for step in (0, recipe.length.warmup, recipe.length.steps // 2, recipe.length.steps - 1):
         assert schedule.lr_lambdas[0](step) == pytest.approx(ours.at(step))
 
