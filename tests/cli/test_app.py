@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -235,6 +236,33 @@ class TestTrain:
         assert again == out
         assert 'name = "mup"' in out
         assert "seed = 4" in out
+
+    def test_a_schedule_is_a_setting(self, capsys, tmp_path):
+        wsd = ["--length.schedule", "wsd", "--length.decay-share", "0.5"]
+        _, out, _ = run(capsys, *self.LINE, *wsd, "--show-config")
+        length = tomllib.loads(out)["length"]
+        assert (length["schedule"], length["decay_share"]) == ("wsd", 0.5)
+        status, _, _ = run(capsys, *self.LINE, *wsd, "--output", str(tmp_path / "a"))
+        assert status == 0
+        status, _, err = run(capsys, *self.LINE, "--output", str(tmp_path / "a"))
+        assert status == 2
+        assert 'length.schedule: "wsd" → "cosine"' in err
+
+    @pytest.mark.parametrize(
+        ("flags", "words"),
+        [
+            ("--length.schedule wds", "unknown length.schedule 'wds'. Did you mean 'wsd'?"),
+            ("--length.decay-share 0.2", "decay_share = 0.2 is a setting of the schedule wsd"),
+            ("--length.schedule wsd --length.decay-share 0", "decay_share = 0.0 must be above 0"),
+            ("--length.schedule wsd --length.decay-share 1.5", "= 1.5 must be above 0 and at most"),
+            ("--length.schedule wsd --length.warmup 3", "a warmup of 3 steps and a decay of 1"),
+        ],
+    )
+    def test_a_wrong_schedule_is_one_line(self, capsys, flags, words):
+        status, _, err = run(capsys, *self.LINE, *flags.split())
+        assert status == 2
+        assert words in " ".join(err.split())
+        assert "Traceback" not in err
 
     def test_a_run_that_diverges_is_a_result(self, capsys, tmp_path):
         settings = [

@@ -97,6 +97,17 @@ def test_without_a_file_the_quick_study_is_shown(capsys):
     assert shown["length"]["steps"] == 5
 
 
+def test_a_schedule_is_a_setting(capsys):
+    wsd = ["--length.schedule", "wsd", "--length.decay-share", "0.1"]
+    status, out, _ = run(capsys, *wsd, "--show-config")
+    assert status == 0
+    shown = tomllib.loads(out)["length"]
+    assert (shown["schedule"], shown["decay_share"]) == ("wsd", 0.1)
+    status, _, err = run(capsys, "--length.schedule", "wdd", "--show-config")
+    assert status == 2
+    assert "unknown length.schedule 'wdd'. Did you mean 'wsd'?" in " ".join(err.split())
+
+
 def test_all_diverged_is_status_1_and_no_recommendation(study, capsys):
     status, out, _ = run(capsys, study("diverging"), "--output", "runs/a", "--method", "grid")
     assert status == 1

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from mupscale.cli import main
+from mupscale.training.schedule import SCHEDULES
 from tests.recipes.studies import DENSE, ROOT, TINY, dense
 from website.refresh import clean_folder, printed
 
@@ -44,6 +45,37 @@ def test_json_and_markdown(capsys):
     assert content["base_values"]["lr"]["low"] < content["base_values"]["lr"]["value"]
     assert main(["transfer", str(DENSE), "--to", TINY, "--markdown", "--decay", "tau"]) == 0
     assert "| → tau |" in capsys.readouterr().out
+
+
+def test_a_schedule_is_an_option(capsys):
+    wsd = ["--schedule", "wsd", "--decay-share", "0.1"]
+    assert main(["transfer", str(DENSE), "--to", TINY, *wsd, "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["schedule"] == {"name": "wsd", "decay_share": 0.1, "source": "given"}
+    assert any("trained with the schedule cosine" in risk for risk in content["risks"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--schedule wds", "unknown schedule 'wds'. Did you mean 'wsd'? Known: cosine, linear"),
+        ("--decay-share 0.2", "decay_share = 0.2 is a setting of the schedule wsd, and cosine"),
+        ("--schedule wsd --decay-share 0", "decay_share=0.0 must be a share of the steps"),
+        ("--schedule wsd --decay-share 1.5", "decay_share=1.5 must be a share of the steps"),
+    ],
+)
+def test_a_wrong_schedule_is_one_line(capsys, flags, words):
+    assert main(["transfer", str(DENSE), "--to", TINY, *flags.split()]) == 2
+    err = capsys.readouterr().err
+    assert words in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_the_help_names_every_schedule(capsys):
+    main(["transfer", "--help"])
+    page = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    (names,) = re.findall(r"falls after warmup: (.*?)\(constant", page)
+    assert re.findall(r"\w+", names.replace(" or ", " ")) == list(SCHEDULES)
 
 
 def test_an_export_is_written_whole(tmp_path, capsys):

@@ -59,6 +59,22 @@ def ablation(**changes: object) -> StudyConfig:
     )
 
 
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [
+        ({}, "warmup 65, then a cosine to zero"),
+        ({"schedule": "linear", "floor": 0.1}, "then a linear decay to 0.1 of the peak rate"),
+        (
+            {"schedule": "wsd"},
+            "warmup 65, then the peak rate, then a linear decay to zero over the last 652",
+        ),
+    ],
+)
+def test_the_schedule_is_printed(length, words):
+    (line,) = [line for line in validate(ablation(length=length)) if line.startswith("mup.")]
+    assert line.endswith(words)
+
+
 def test_a_row_that_is_not_as_printed_is_an_error_that_names_the_cell(monkeypatch):
     printed = {**configurations.PRINTED, "kvr_12": (*configurations.PRINTED["kvr_12"][:-1], 3263)}
     monkeypatch.setattr(configurations, "PRINTED", printed)

@@ -16,8 +16,9 @@ import mupscale as mu
 from mupscale.errors import NotExactError, OptionError, UnknownNameError
 from mupscale.recipes.exports import KINDS
 from mupscale.recipes.exports.names import LLAMA_LIKE
+from mupscale.recipes.exports.schedules import EXPORTED_SCHEDULES
 from mupscale.targets import build, resolve
-from mupscale.training.schedule import Cosine
+from mupscale.training.schedule import SCHEDULES, Schedule
 from tests.recipes.studies import DENSE, TINY
 
 PYTHON = ("pytorch", "transformers", "lightning")
@@ -74,14 +75,64 @@ def test_weights_start_as_the_plan_has_them(recipe, model, tmp_path):
             assert torch.all(parameter == planned.start)
 
 
-def test_the_schedule_is_the_studys(recipe, tmp_path):
-    steps, warmup = 1000, 20
+SHARES = {"wsd": (0.2, 0.1, 1 / 3)}
+ALL_SCHEDULES = [(name, share) for name in SCHEDULES for share in SHARES.get(name, (None,))]
+
+
+def scheduled(recipe, name, share, *, steps=300, warmup=20, floor=0.1):
+    """The recipe with another schedule and length, and the schedule itself."""
     length = dataclasses.replace(recipe.length, steps=steps, warmup=warmup)
-    training = dataclasses.replace(recipe.training, floor=0.1)
-    made = run(dataclasses.replace(recipe, length=length, training=training), "pytorch", tmp_path)
-    reference = Cosine(steps, warmup, floor=0.1)
-    probes = [0, warmup - 1, warmup, (steps + warmup) // 2, steps - 1]
-    assert [made["factor"](step) for step in probes] == [reference.at(step) for step in probes]
+    training = dataclasses.replace(recipe.training, floor=floor, schedule=name, decay_share=share)
+    changed = dataclasses.replace(recipe, length=length, training=training)
+    return changed, Schedule(name, steps, warmup, floor, share)
+
+
+@pytest.mark.parametrize(("steps", "warmup", "floor"), [(300, 20, 0.1), (7, 3, 0.0), (2, 0, 0.7)])
+@pytest.mark.parametrize(("name", "share"), ALL_SCHEDULES)
+@pytest.mark.parametrize("kind", PYTHON)
+def test_the_schedule_is_that_of_training_to_the_last_digit(
+    recipe, kind, name, share, steps, warmup, floor, tmp_path
+):
+    changed, ours = scheduled(recipe, name, share, steps=steps, warmup=warmup, floor=floor)
+    made = run(changed, kind, tmp_path)
+    assert [made["factor"](k) for k in range(steps)] == [ours.at(k) for k in range(steps)]
+
+
+@pytest.mark.parametrize(("name", "share"), ALL_SCHEDULES)
+def test_the_optimizer_follows_the_schedule(recipe, name, share, model, tmp_path):
+    changed, ours = scheduled(recipe, name, share, steps=30, warmup=3)
+    optimizer, schedule = run(changed, "pytorch", tmp_path)["optimizer_and_schedule"](model)
+    group = optimizer.param_groups[0]
+    for step in range(30):
+        assert group["lr"] == pytest.approx(group["initial_lr"] * ours.at(step))
+        optimizer.step()
+        schedule.step()
+
+
+def test_every_schedule_can_be_exported():
+    assert list(EXPORTED_SCHEDULES) == list(SCHEDULES)
+    for name, row in SCHEDULES.items():
+        assert (EXPORTED_SCHEDULES[name].megatron_wsd is not None) == row.stable
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "given"),
+    [
+        ("cosine", None, {"decay_type": "cosine"}),
+        ("linear", None, {"decay_type": "linear"}),
+        ("wsd", 0.1, {"decay_type": "linear", "decay_ratio": 0.1}),
+    ],
+)
+def test_torchtitans_scheduler_has_the_recipes_schedule(recipe, name, share, given):
+    """test_torchtitan.py runs it; this test needs no torchtitan."""
+    tree = ast.parse(scheduled(recipe, name, share)[0].export("torchtitan"))
+    (made,) = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "LRSchedulersContainer.Config"
+    ]
+    found = {keyword.arg: ast.literal_eval(keyword.value) for keyword in made.keywords}
+    assert found == {"warmup_steps": 20, "min_lr_factor": 0.1, **given}
 
 
 def test_training_by_the_file_is_training_by_the_plan(recipe, model, tmp_path):
@@ -235,11 +286,22 @@ def test_clipping_that_a_trainer_cannot_do_is_said(recipe, kind):
     assert "NOT EXPRESSED: the recipe clips" not in recipe.export(kind)
 
 
-@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("clip", "name", "share", "floor"),
+    [
+        (0.0, "cosine", None, 0.0),
+        (1.0, "cosine", None, 0.0),
+        (0.0, "linear", None, 1 / 3),
+        (1.0, "wsd", 1 / 3, 2 / 3),
+    ],
+)
 @pytest.mark.parametrize("kind", [*PYTHON, "torchtitan", "megatron"])
-def test_generated_code_is_formatted_and_needs_no_mupscale(recipe, kind, clip, tmp_path):
+def test_generated_code_is_formatted_and_needs_no_mupscale(
+    recipe, kind, clip, name, share, floor, tmp_path
+):
     path = tmp_path / "recipe.py"
-    path.write_text(clipped(recipe, clip).export(kind))
+    changed, _ = scheduled(recipe, name, share, floor=floor)
+    path.write_text(clipped(changed, clip).export(kind))
     assert not re.search(r"^\s*(import|from) mupscale", path.read_text(), flags=re.M)
     for command in (
         ["format", "--isolated", "--check", "--line-length", "100"],

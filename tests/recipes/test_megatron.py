@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from mupscale.recipes.exports.names import LLAMA_LIKE
+from mupscale.training.schedule import Schedule
 from tests.recipes.studies import TINY
-from tests.recipes.test_exports import run
+from tests.recipes.test_exports import ALL_SCHEDULES, run, scheduled
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -123,6 +124,45 @@ def test_weights_start_as_the_plan_has_them(recipe, found):
             assert (std, mean) == (0.0, row.start)
         else:
             assert std == pytest.approx(row.std, abs=6 * row.std / math.sqrt(2 * count)), name
+
+
+@pytest.mark.parametrize(("name", "share"), ALL_SCHEDULES)
+def test_its_schedule_is_ours_but_for_the_ends(recipe, name, share, tmp_path):
+    """Megatron warms up from zero, and reaches the floor one step after the last: after warmup it
+    is ours for one step more, with a decay of as many steps.
+    """
+    pytest.importorskip("megatron.core")
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    changed, ours = scheduled(recipe, name, share, steps=301)
+    made = run(changed, "megatron", tmp_path)
+    flags = dict(word.removeprefix("--").split("=") for word in made["ARGUMENTS"] if "=" in word)
+    optimizer = torch.optim.AdamW([torch.zeros(1)], lr=1.0)
+    decay = flags.get("lr-wsd-decay-iters")
+    scheduler = OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=float(flags["lr"]),
+        min_lr=float(flags["min-lr"]),
+        lr_warmup_steps=int(flags["lr-warmup-iters"]),
+        lr_decay_steps=int(flags["lr-decay-iters"]),
+        lr_decay_style=flags["lr-decay-style"],
+        start_wd=0.0,
+        end_wd=0.0,
+        wd_incr_steps=301,
+        wd_incr_style="constant",
+        wsd_decay_steps=None if decay is None else int(decay),
+        lr_wsd_decay_style=flags.get("lr-wsd-decay-style"),
+    )
+    found = []
+    for _ in range(301):
+        found.append(optimizer.param_groups[0]["lr"] / float(flags["lr"]))
+        scheduler.step(1)
+    assert (decay is None) == (ours.decay_steps is None)
+    longer = Schedule(name, 302, 20, 0.1, None if decay is None else int(decay) / 302)
+    assert longer.decay_steps == ours.decay_steps
+    expected = [k / 20 for k in range(20)] + [longer.at(k) for k in range(20, 301)]
+    assert found == pytest.approx(expected)
 
 
 def test_what_it_cannot_express_is_said(recipe, analysis, tmp_path):

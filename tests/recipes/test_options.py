@@ -79,7 +79,7 @@ class TestOwnTrainer:
             "betas not known",
             "eps not known",
             "clipping not known",
-            "then a cosine; its floor is not known",
+            "then a cosine (assumed); its floor is not known",
         ):
             assert line in words
         request = (
@@ -134,7 +134,7 @@ class TestOwnTrainer:
                 "eps": 1e-9,
                 "clip": 0.5,
             },
-            "length": {"floor": 0.1, "batch_rule": "printed"},
+            "length": {"floor": 0.1, "batch_rule": "printed", "schedule": "linear"},
             "data": {"sequence": 16},
         }
         recipe = mu.transfer(silent(tmp_path, **tables), to=TINY)
@@ -146,7 +146,7 @@ class TestOwnTrainer:
         )
         assert set(recipe.training.origin.values()) == {"the study"}
         assert recipe.length.batch_rule == "printed"
-        assert "to 0.1 of the peak rate" in recipe.to_text()
+        assert "then a linear decay to 0.1 of the peak rate" in recipe.to_text()
         assert "gradient norm at most 0.5" in recipe.to_text()
         assert any(
             "sequences of 64 tokens: 4 times the largest swept (16)" in risk
@@ -198,13 +198,132 @@ class TestOwnTrainer:
             ({"clip": -1}, "clip=-1 must be"),
             ({"clip": float("inf")}, "clip=inf must be"),
             ({"floor": 2}, "floor=2 must be a fraction"),
+            ({"schedule": "cosin"}, r"unknown schedule 'cosin'. Did you mean 'cosine'\?"),
+            ({"schedule": 3}, "unknown schedule '3'. Known: cosine, linear, wsd"),
+            (
+                {"decay_share": 0.2},
+                "decay_share = 0.2 is a setting of the schedule wsd, and cosine",
+            ),
+            ({"schedule": "linear", "decay_share": 0.2}, "of the schedule wsd, and linear decays"),
+            ({"schedule": "wsd", "decay_share": 0}, "decay_share=0 must be a share of the steps"),
+            ({"schedule": "wsd", "decay_share": 1.5}, "decay_share=1.5 must be a share of the"),
+            ({"schedule": "wsd", "decay_share": "0.2"}, "decay_share='0.2' must be a share of"),
         ],
     )
     def test_wrong_values_are_named(self, tmp_path, wrong, message):
-        of_run = "floor" in wrong
+        of_run = bool({"floor", "schedule", "decay_share"} & set(wrong))
         options = {"run": mu.TargetRun(**wrong)} if of_run else {"base": mu.TunedBase(**wrong)}
-        with pytest.raises(OptionError, match=message):
+        with pytest.raises(mu.MupscaleError, match=message):
             mu.transfer(silent(tmp_path), to=TINY, **options)
+
+
+class TestSchedule:
+    ASSUMED = "the study does not name its schedule; a cosine is assumed. Name it in [length]"
+
+    def test_is_assumed_to_be_a_cosine_where_a_study_does_not_name_it(self, tmp_path):
+        recipe = mu.transfer(silent(tmp_path), to=TINY, **ALL)
+        assert recipe.to_dict()["schedule"] == {
+            "name": "cosine",
+            "decay_share": None,
+            "source": "assumed",
+        }
+        words = " ".join(recipe.to_text().split())
+        assert "of linear warmup, then a cosine to zero (assumed)" in words
+        assert self.ASSUMED in words
+        exported = " ".join(recipe.export("pytorch").split())
+        assert self.ASSUMED in exported
+        assert "linear warmup, then a cosine." in exported
+
+    @pytest.mark.parametrize(
+        ("length", "share"),
+        [
+            ({"schedule": "cosine"}, None),
+            ({"schedule": "linear"}, None),
+            ({"schedule": "wsd"}, 0.2),
+            ({"schedule": "wsd", "decay_share": 0.1}, 0.1),
+        ],
+    )
+    def test_is_the_studys(self, tmp_path, length, share):
+        recipe = mu.transfer(silent(tmp_path, length=length), to=TINY, **ALL)
+        assert recipe.to_dict()["schedule"] == {
+            "name": length["schedule"],
+            "decay_share": share,
+            "source": "the study",
+        }
+        assert not any("schedule" in risk for risk in recipe.risks)
+        assert "(assumed)" not in recipe.to_text()
+
+    def test_of_a_study_is_checked(self, tmp_path):
+        study = silent(tmp_path, length={"schedule": "wds"})
+        with pytest.raises(UnknownNameError, match=r"unknown schedule 'wds'\. Did you mean 'wsd'"):
+            mu.transfer(study, to=TINY, **ALL)
+
+    def test_of_the_caller_counts_more_and_a_difference_is_a_risk(self, tmp_path):
+        study = silent(tmp_path, length={"schedule": "wsd", "decay_share": 0.1})
+        for given, words in (
+            ({"schedule": "cosine"}, "this recipe has cosine"),
+            ({"schedule": "linear"}, "this recipe has linear"),
+            ({"decay_share": 0.3}, "this recipe has wsd (decay share 0.3)"),
+        ):
+            recipe = mu.transfer(
+                study, to=TINY, base=ALL["base"], run=mu.TargetRun(floor=0, **given)
+            )
+            assert recipe.training.schedule == given.get("schedule", "wsd")
+            assert recipe.training.decay_share == given.get("decay_share")
+            risk = f"the study trained with the schedule wsd (decay share 0.1); {words}"
+            assert recipe.risks.count(risk) == 1
+        same = mu.TargetRun(floor=0, schedule="wsd")
+        recipe = mu.transfer(study, to=TINY, base=ALL["base"], run=same)
+        assert recipe.training.decay_share == 0.1
+        assert not any("schedule" in risk for risk in recipe.risks)
+
+    def test_of_the_caller_is_no_risk_where_the_studys_is_not_known(self, tmp_path):
+        run = mu.TargetRun(floor=0, schedule="linear")
+        recipe = mu.transfer(silent(tmp_path), to=TINY, base=ALL["base"], run=run)
+        assert recipe.to_dict()["schedule"]["source"] == "given"
+        assert not any("schedule" in risk for risk in recipe.risks)
+
+    def test_variants_with_another_schedule_are_a_risk(self, tmp_path):
+        """The recipe takes that of the first variant."""
+        variants = [{"name": n, "length": {"schedule": n}} for n in ("linear", "wsd")]
+        study = silent(tmp_path, variants=variants)
+        rows = [json.loads(row) for row in (tmp_path / "records.jsonl").read_text().splitlines()]
+        for row in rows[1:]:
+            row["job"] = row["job"].replace("complete-p/", "complete-p.linear/")
+            row["result"] |= {"cell": "complete-p.linear", "variant": {"variant": "linear"}}
+        (tmp_path / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        recipe = mu.transfer(type(study).open(tmp_path), to=TINY, **ALL)
+        assert recipe.training.schedule == "linear"
+        risk = "the study trained with the schedule wsd (decay share 0.2); this recipe has linear"
+        assert risk in recipe.risks
+
+    @pytest.mark.parametrize(
+        ("schedule", "words"),
+        [
+            ("cosine", "20 of linear warmup, then a cosine to 0.1 of the peak rate"),
+            ("linear", "20 of linear warmup, then a linear decay to 0.1 of the peak rate"),
+            (
+                "wsd",
+                "20 of linear warmup, then the peak rate, then a linear decay to 0.1 of the peak "
+                "rate over the last 200",
+            ),
+        ],
+    )
+    def test_is_in_words(self, recipe, schedule, words):
+        length = dataclasses.replace(recipe.length, steps=1000, warmup=20)
+        share = 0.2 if schedule == "wsd" else None
+        training = dataclasses.replace(
+            recipe.training, floor=0.1, schedule=schedule, decay_share=share
+        )
+        changed = dataclasses.replace(recipe, length=length, training=training)
+        for text in (changed.to_text(), changed.to_markdown()):
+            assert words in " ".join(text.split())
+
+    def test_must_fit_into_the_targets_run(self, tmp_path):
+        """The target has a warmup by rule, which a decay over the whole run does not leave."""
+        run = mu.TargetRun(floor=0, schedule="wsd", decay_share=1, tokens=1e9)
+        with pytest.raises(DimensionError, match=r"a warmup of \d+ steps and a decay of .* linear"):
+            mu.transfer(silent(tmp_path), to=TINY, base=ALL["base"], run=run)
 
 
 class TestReferenceModel:
@@ -220,6 +339,21 @@ class TestReferenceModel:
             0.0,
         )
         assert "off, as in the study" in recipe.to_text()
+        assert recipe.to_dict()["schedule"]["source"] == "the study"
+        assert "then a cosine to zero\n" in recipe.to_text()
+
+    def test_its_schedule_is_carried_over(self, tmp_path, analysis):
+        study = dense(tmp_path, lambda trial: trial)
+        swept = study.config.to_dict()
+        swept["length"] = {**swept["length"], "schedule": "wsd", "decay_share": 0.1}
+        changed = dataclasses.replace(study, config=type(study.config).from_dict(swept))
+        recipe = mu.transfer(changed, to=TINY, analysis=analysis, run=mu.TargetRun(sequence=32))
+        assert recipe.to_dict()["schedule"] == {
+            "name": "wsd",
+            "decay_share": 0.1,
+            "source": "the study",
+        }
+        assert recipe.decay_steps == round(0.1 * recipe.length.steps)
 
     def test_an_optimizer_without_betas_or_eps_has_none_and_lacks_none(self, tmp_path):
         study = silent(tmp_path, optimizer={"name": "sgd", "multipliers": "hook"})

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import mupscale as mu
+from mupscale.training.schedule import Schedule
 from tests.recipes.studies import DENSE
-from tests.recipes.test_exports import titan_names
+from tests.recipes.test_exports import ALL_SCHEDULES, scheduled, titan_names
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -77,20 +78,23 @@ def test_its_config_and_its_optimizer_hold_the_plans_values(
             assert next(iter(start["weight"].keywords.values())) == value, module
 
 
-def test_its_schedule_is_ours_but_for_the_last_step(titan, analysis, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "share"), ALL_SCHEDULES)
+def test_its_schedule_is_ours_but_for_the_last_step(
+    name, share, titan, analysis, tmp_path, monkeypatch
+):
+    """torchtitan reaches the floor one step after the last: it is ours for one step more, with a
+    decay of as many steps.
+    """
     recipe = mu.transfer(DENSE, to="llama-3-8b", analysis=analysis)
-    config = parsed(recipe, tmp_path, monkeypatch)
+    changed, ours = scheduled(recipe, name, share, steps=301)
+    config = parsed(changed, tmp_path, monkeypatch)
     optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = next(
-        iter(
-            config.lr_scheduler.build(optimizers=[optimizer], training_steps=config.training.steps)
-        )
-    )
-    from mupscale.training.schedule import Cosine
-
-    ours = Cosine(recipe.length.steps + 1, recipe.length.warmup)
-    for step in (0, recipe.length.warmup, recipe.length.steps // 2, recipe.length.steps - 1):
-        assert schedule.lr_lambdas[0](step) == pytest.approx(ours.at(step))
+    built = config.lr_scheduler.build(optimizers=[optimizer], training_steps=config.training.steps)
+    factor = next(iter(built)).lr_lambdas[0]
+    decay = ours.decay_steps
+    longer = Schedule(name, 302, 20, 0.1, None if decay is None else decay / 302)
+    assert longer.decay_steps == decay
+    assert [factor(k) for k in range(301)] == pytest.approx([longer.at(k) for k in range(301)])
 
 
 def test_another_shape_is_refused(titan, analysis, tmp_path, monkeypatch):

@@ -128,6 +128,12 @@ MISTAKES: list[tuple[dict[str, Any], type[MupscaleError], str]] = [
     ({"trainer": {"function": "a:b", "command": ["a"]}}, OptionError, "either command or function"),
     ({"trainer": {"function": "a:b"}, "engine": {"ranks": 2}}, OptionError, "torchrun"),
     ({"model": {"name": "study", "n_heads": 0}}, DimensionError, "n_heads"),
+    ({"length": {"steps": 9, "batch": 4, "schedule": "lineer"}}, UnknownNameError, "'linear'"),
+    (
+        {"length": {"steps": 9, "batch": 4, "schedule": "wsd", "warmup": 8}},
+        DimensionError,
+        "a warmup of 8 steps and a decay of 2 .* exceed the run of 9 steps",
+    ),
     ({"storage": "postgresql://me:secret@host/studies"}, OptionError, "PGPASSWORD"),
     ({"modle": {}}, UnknownNameError, "model"),
     ({"variants": [{"name": "a", "modle": {}}]}, UnknownNameError, "model"),
@@ -188,6 +194,23 @@ def test_budgets_and_places_do_not_make_it_another_study() -> None:
     )
     third = StudyConfig.from_dict(study(search={"trials": 9, "seed": 1}))
     assert one.identity() == other.identity() != third.identity()
+
+
+def test_a_schedule_belongs_to_the_study_and_older_studies_are_unchanged() -> None:
+    older = StudyConfig.from_dict(study())
+    assert older.identity()["length"] == QUICK["length"]
+    length = {**QUICK["length"], "schedule": "wsd", "decay_share": 0.1}
+    wsd = StudyConfig.from_dict(study(length=length))
+    assert wsd.identity() != older.identity()
+    made = lengths(wsd.run_config(wsd.cells()[0], {"lr": 0.1}, 1)).schedule
+    assert (made.name, made.decay_share) == ("wsd", 0.1)
+
+
+def test_variants_may_differ_in_their_schedule() -> None:
+    variants = [{"name": name, "length": {"schedule": name}} for name in ("cosine", "linear")]
+    config = StudyConfig.from_dict(study(variants=variants))
+    runs = [config.run_config(cell, {"lr": 0.1}, 1) for cell in config.cells()]
+    assert [lengths(run).schedule.name for run in runs] == ["cosine", "linear"]
 
 
 def test_the_committed_dense_study_is_whole() -> None:

@@ -14,7 +14,7 @@ from mupscale.models import GPTConfig
 from mupscale.theory import RULES
 from mupscale.training import RunConfig, lengths
 from mupscale.training.config import SECTIONS, changed_settings
-from mupscale.training.schedule import Cosine
+from mupscale.training.schedule import Schedule
 
 SHORT = {"model": {"name": "cpu_64_r2"}, "length": {"steps": 5, "batch": 2}}
 
@@ -93,6 +93,25 @@ class TestReading:
             ({"length": {"steps": 0}}, "length.steps = 0"),
             ({"length": {"steps": 1, "warmup": -1}}, "length.warmup = -1"),
             ({"length": {"steps": 1, "floor": 2}}, "length.floor = 2"),
+            (
+                {"length": {"steps": 9, "schedule": "cosin"}},
+                "unknown length.schedule 'cosin'. Did you mean 'cosine'? Known: cosine, linear, "
+                "wsd.",
+            ),
+            (
+                {"length": {"steps": 9, "decay_share": 0.2}},
+                "length.decay_share = 0.2 is a setting of the schedule wsd, and cosine decays from "
+                "the end of warmup. Leave it out, or choose wsd.",
+            ),
+            ({"length": {"steps": 9, "schedule": "linear", "decay_share": 1}}, "and linear decays"),
+            (
+                {"length": {"steps": 9, "schedule": "wsd", "decay_share": 0}},
+                "length.decay_share = 0.0 must be above 0 and at most 1",
+            ),
+            (
+                {"length": {"steps": 9, "schedule": "wsd", "decay_share": 1.5}},
+                "length.decay_share = 1.5 must be above 0 and at most 1",
+            ),
             ({"data": {"sequence": 0}}, "data.sequence = 0"),
             ({"data": {"sequence": 129}}, "data.sequence = 129 is longer than model.context = 128"),
             ({"machine": {"precision": "fp8"}}, "machine.precision 'fp8'"),
@@ -116,6 +135,37 @@ class TestReading:
         path.write_text('data = "x"')
         with pytest.raises(MupscaleError, match="not a table"):
             RunConfig.load(path, {"data.corpus": "y"})
+
+
+class TestOlderRuns:
+    """A config without newer settings is what it was before there were any."""
+
+    def test_a_config_without_a_schedule_has_the_table_it_always_had(self):
+        assert config().to_dict()["length"] == {
+            "steps": 5,
+            "batch": 2,
+            "batch_rule": "table",
+            "floor": 0.0,
+            "accumulate": 1,
+        }
+        assert config(length={**SHORT["length"], "schedule": "cosine"}) == config()
+        assert "factors" not in config().to_dict()["optimizer"]
+
+    @pytest.mark.parametrize(
+        "length",
+        [{"schedule": "linear"}, {"schedule": "wsd"}, {"schedule": "wsd", "decay_share": 1}],
+    )
+    def test_a_schedule_that_is_set_is_written_and_read_back(self, length):
+        made = config(length={**SHORT["length"], "warmup": 0, **length})
+        assert made.to_dict()["length"].items() >= length.items()
+        assert RunConfig.from_dict(tomllib.loads(made.to_toml())) == made
+
+    def test_another_schedule_is_another_run(self):
+        wsd = config(length={**SHORT["length"], "schedule": "wsd", "decay_share": 0.4})
+        assert changed_settings(config(), wsd) == [
+            'length.schedule: "cosine" → "wsd"',
+            "length.decay_share: absent → 0.4",
+        ]
 
 
 class TestTheBase:
@@ -163,23 +213,21 @@ class TestLengths:
         found = lengths(config(length={"steps": 7, "batch": 3, "warmup": 2}))
         assert (found.steps, found.batch, found.warmup, found.tokens) == (7, 3, 2, 7 * 3 * 128)
 
+    def test_the_schedule_is_that_of_the_config(self):
+        length = {"steps": 40, "batch": 3, "warmup": 4, "floor": 0.1}
+        assert lengths(config(length=length)).schedule == Schedule("cosine", 40, 4, 0.1)
+        wsd = {**length, "schedule": "wsd", "decay_share": 0.5}
+        assert lengths(config(length=wsd)).schedule == Schedule("wsd", 40, 4, 0.1, 0.5)
+
+    def test_a_warmup_and_a_decay_must_fit(self):
+        wsd = {"steps": 40, "batch": 3, "warmup": 21, "schedule": "wsd", "decay_share": 0.5}
+        assert lengths(config(length={**wsd, "warmup": 20})).schedule.decay_steps == 20
+        with pytest.raises(MupscaleError, match=r"a warmup of 21 steps and a decay of 20"):
+            lengths(config(length=wsd))
+
     def test_a_batch_needs_a_number_or_a_rule_for_it(self):
         with pytest.raises(MupscaleError, match=r"length\.batch is missing"):
             lengths(config(length={"steps": 7}))
-
-
-@given(steps=st.integers(1, 500), warmup=st.integers(0, 600), floor=st.floats(0, 1))
-def test_the_schedule_rises_to_one_and_falls_to_its_floor(steps, warmup, floor):
-    schedule = Cosine(steps, warmup, floor)
-    values = [schedule.at(step) for step in range(steps)]
-    assert all(0 <= value <= 1 for value in values)
-    rising = values[:warmup]
-    assert rising == sorted(rising)
-    assert values[warmup:] == sorted(values[warmup:], reverse=True)
-    if warmup < steps:
-        assert values[warmup] == 1
-    if warmup < steps - 1:
-        assert values[-1] == pytest.approx(floor)
 
 
 @given(

@@ -16,6 +16,7 @@ from mupscale.errors import InterruptedRunError, MupscaleError, StorageError
 from mupscale.planning import Plan
 from mupscale.training import RunConfig, checkpoints, loop, run
 from mupscale.training.metrics import MetricsFile, read_lines
+from mupscale.training.schedule import Schedule
 
 ROOT = Path(__file__).parents[2]
 TINY = {
@@ -73,6 +74,24 @@ class TestARun:
             run(config(seed=seed), tmp_path / str(k)).train_loss for k, seed in enumerate((1, 1, 2))
         ]
         assert losses[0] == losses[1] != losses[2]
+
+    @pytest.mark.parametrize("length", [{}, {"schedule": "linear"}, {"schedule": "wsd"}])
+    def test_trains_at_the_rates_of_its_schedule(self, tmp_path, monkeypatch, length):
+        seen, made = [], loop.optimizers
+
+        def watched(*arguments):
+            running = made(*arguments)
+            group = running[0].param_groups[0]
+            running[0].register_step_pre_hook(
+                lambda *_: seen.append(group["lr"] / group["initial_lr"])
+            )
+            return running
+
+        monkeypatch.setattr(loop, "optimizers", watched)
+        chosen = config(length={"floor": 0.1, **length})
+        run(chosen, tmp_path)
+        schedule = Schedule(length.get("schedule", "cosine"), 12, 2, 0.1)
+        assert seen == pytest.approx([schedule.at(step) for step in range(12)])
 
     @pytest.mark.parametrize("micros", [2, 4])
     def test_is_the_same_in_slices(self, tmp_path, micros):
@@ -207,6 +226,14 @@ class TestResuming:
             run(config(optimizer={"lr": 0.03}), tmp_path)
         with pytest.raises(InterruptedRunError):
             run(config(machine={"device": "cpu"}), tmp_path, report=stop_at(8))
+
+    def test_another_schedule_in_the_same_folder_is_refused(self, tmp_path):
+        with pytest.raises(InterruptedRunError):
+            run(config(), tmp_path, report=stop_at(5))
+        with pytest.raises(
+            MupscaleError, match=r'another config \(length\.schedule: "cosine" → "linear"\)'
+        ):
+            run(config(length={"schedule": "linear"}), tmp_path)
 
     def test_a_config_that_never_began_may_be_mended(self, tmp_path):
         with pytest.raises(MupscaleError, match="vocabulary"):

@@ -29,7 +29,6 @@ from mupscale.planning.initialization import parameter_seed
 from mupscale.studies import Study
 from mupscale.text import text_table
 from mupscale.training import RunConfig, lengths
-from mupscale.training.schedule import Cosine
 
 HERE = Path(__file__).parent
 RULE, BASE, WIDTHS, SEEDS = "gqa-mup", 64, (64, 256), (42, 43)
@@ -96,11 +95,10 @@ def train(job: tuple[int, float, int, str]) -> dict[str, Any]:
     model = prepared(run)
     optimizer = optimizer_of(model, run, variant)
     rates = [group["lr"] for group in optimizer.param_groups]
-    schedule = Cosine(found.steps, found.warmup, run.length.floor)
     loss = torch.tensor(math.nan)
     for step in range(found.steps):
         for group, own in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = own * schedule.at(step)
+            group["lr"] = own * found.schedule.at(step)
         batch = batches.at(step)
         loss: Tensor = model(batch.inputs, batch.targets)
         loss.backward()

@@ -23,7 +23,13 @@ class RunFlags:
     most 8192).
     """
     floor: float | None = None
-    "The cosine schedule ends at this fraction of the learning rate (default: the study's)."
+    "The schedule ends at this fraction of the peak learning rate (default: the study's)."
+    schedule: str | None = None
+    """How the learning rate falls after warmup: cosine, linear, or wsd (constant, then linear over
+    the last steps) (default: the study's).
+    """
+    decay_share: float | None = None
+    "Share of the steps in which wsd decays (default: the study's, or 0.2)."
 
 
 @flag_group

@@ -20,6 +20,7 @@ from mupscale.studies.config import Cell
 from mupscale.targets.settings import split_settings
 from mupscale.training import RunConfig, lengths
 from mupscale.training.preparation import Lengths, on_meta, optimizers, plan_for
+from mupscale.training.schedule import decay_in_words
 
 
 def validate(config: StudyConfig) -> Iterator[str]:
@@ -46,10 +47,11 @@ def _checked(config: StudyConfig, cell: Cell) -> list[str]:
     optimizers(made, model, run.optimizer)
     _check_shares(run, found, config.engine.ranks)
     size = f"{parameter_counts(run.model).total / 1e6:.2f}M parameters"
-    schedule = (
+    length = (
         f"{found.steps} steps of {found.batch} × {run.data.sequence} tokens, warmup {found.warmup}"
     )
-    line = f"{cell.name}: {size}, {_rates(made)}, {schedule}"
+    decay = decay_in_words(found.schedule.name, run.length.floor, found.schedule.decay_steps)
+    line = f"{cell.name}: {size}, {_rates(made)}, {length}, then {decay}"
     return [f"corpus: {corpus} (not opened)", line, *_row(run, found)]
 
 

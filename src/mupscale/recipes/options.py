@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from mupscale.errors import OptionError, check_arguments
+from mupscale.errors import OptionError, UnknownNameError, check_arguments
 from mupscale.planning.base import Base
+from mupscale.training.schedule import SCHEDULES, Schedule, checked_share, decay_steps
 
 Betas = tuple[float, float]
 
@@ -22,7 +23,11 @@ class TargetRun:
     sequence: int | None = None
     "Tokens per sequence (default: the target's positions, at most 8192)."
     floor: float | None = None
-    "Fraction of the peak rate at which the cosine ends (default: the study's)."
+    "Fraction of the peak rate at which the schedule ends (default: the study's)."
+    schedule: str | None = None
+    "cosine, linear or wsd (default: the study's)."
+    decay_share: float | None = None
+    "Share of the steps in which wsd decays (default: the study's, or 0.2)."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,7 @@ _LABELS = {
     "tokens": "tokens per run",
     "clip": "clipping",
     "floor": "floor of the schedule",
+    "decay_share": "decay share of the schedule",
 }
 _OF_RUN = {field.name for field in fields(TargetRun)}
 _OF_BASE = {field.name for field in fields(TunedBase)}
@@ -57,29 +63,56 @@ _VALID = {
     "betas": "two numbers from 0 to below 1, as (0.9, 0.95)",
     "clip": "a finite number above 0, or 0 for no clipping",
     "floor": "a fraction of the peak rate, from 0 to 1",
+    "decay_share": "a share of the steps, above 0 and at most 1",
 }
+
+ASSUMED_SCHEDULE = "cosine"
+"""Of a study of your own trainer that does not name its schedule. Recipes say that they assume it.
+"""
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Betas, clipping and floor of the study's training, or the caller's; None if unknown."""
+    """Betas, clipping and schedule of the study's training, or the caller's; None if unknown."""
 
     betas: Betas | None
     clip: float | None
     "Norm of the gradients in the base's units; 0 where they are not clipped."
     floor: float | None
-    "Fraction of the peak rate at which the cosine ends."
+    "Fraction of the peak rate at which the schedule ends."
+    schedule: str
+    decay_share: float | None
+    "Share of the steps in which wsd decays; None for other schedules."
     origin: Mapping[str, str]
-    'Where each known value comes from: "the study" or "given".'
+    'Where each known value comes from: "the study", "given" or, for the schedule, "assumed".'
 
     @staticmethod
     def of(study: Mapping[str, Any], base: TunedBase, run: TargetRun) -> "TrainingSettings":
         """The study's settings, overridden by the caller's."""
-        given = {"betas": base.betas, "clip": base.clip, "floor": run.floor}
+        given = {"betas": base.betas, "clip": base.clip}
+        given |= {name: getattr(run, name) for name in ("floor", "schedule", "decay_share")}
         values = {name: study.get(name) if own is None else own for name, own in given.items()}
+        if run.schedule not in (None, study.get("schedule")):  # the study's share is another's
+            values["decay_share"] = run.decay_share
         known = {name: _checked(name, v) for name, v in values.items() if v is not None}
         origin = {name: "the study" if given[name] is None else "given" for name in known}
-        return TrainingSettings(known.get("betas"), known.get("clip"), known.get("floor"), origin)
+        schedule = known.get("schedule", ASSUMED_SCHEDULE)
+        return TrainingSettings(
+            betas=known.get("betas"),
+            clip=known.get("clip"),
+            floor=known.get("floor"),
+            schedule=schedule,
+            decay_share=checked_share(schedule, known.get("decay_share")),
+            origin={"schedule": "assumed"} | origin,
+        )
+
+    def decay_steps(self, steps: int) -> int | None:
+        """Steps of a decay at the end of the run; None if the decay follows the warmup."""
+        return decay_steps(self.schedule, self.decay_share, steps)
+
+    def check_fit(self, steps: int, warmup: int) -> None:
+        """Raise if warmup and decay are longer than the run."""
+        Schedule(self.schedule, steps, warmup, decay_share=self.decay_share)
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -87,6 +120,13 @@ def _checked(name: str, value: Any) -> Any:
         betas: tuple[Any, ...] = tuple(value) if isinstance(value, list | tuple) else ()
         if len(betas) == 2 and all(_is_number(beta) and 0 <= beta < 1 for beta in betas):
             return float(betas[0]), float(betas[1])
+    elif name == "schedule":
+        if value not in [*SCHEDULES]:
+            raise UnknownNameError("schedule", value, SCHEDULES)
+        return value
+    elif name == "decay_share":
+        if _is_number(value) and 0 < value <= 1:
+            return float(value)
     elif _is_number(value) and 0 <= value <= (1 if name == "floor" else math.inf):
         return float(value)
     raise OptionError(f"{name}={value!r} must be {_VALID[name]}.")

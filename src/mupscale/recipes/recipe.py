@@ -96,6 +96,11 @@ class Recipe:
         return self.training.betas
 
     @property
+    def decay_steps(self) -> int | None:
+        """Steps of a decay at the end of the run; None if the decay follows the warmup."""
+        return self.training.decay_steps(self.length.steps)
+
+    @property
     def request(self) -> str | None:
         """One sentence that lists what is unknown and how to set it."""
         return f"{in_words(self.unknown)}. {how_to_set(self.unknown)}" if self.unknown else None
@@ -153,6 +158,11 @@ class Recipe:
             **({"factors": factors} if factors else {}),
             "clip": self.training.clip,
             "floor": self.training.floor,
+            "schedule": {
+                "name": self.training.schedule,
+                "decay_share": self.training.decay_share,
+                "source": self.training.origin["schedule"],
+            },
             "log2_lr": finite(asdict(self.log2_lr)),
             "extrapolated": self.extrapolated and finite(asdict(self.extrapolated)),
             "decay": {

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from mupscale.analysis.families import RuleTransfer, StudyAnalysis
 from mupscale.planning import Plan
 from mupscale.recipes.lengths import RunLength
+from mupscale.recipes.options import TrainingSettings
 from mupscale.recipes.shapes import ModelShape
 from mupscale.recipes.swept import Swept
 from mupscale.text import many
+from mupscale.training.schedule import checked_share
 
 FEW_SEEDS = 3
 
@@ -29,6 +31,24 @@ def risks(
         *_evidence(swept, analysis, transfer),
         *plan.warnings,
     )
+
+
+def schedule_risks(swept: Swept, training: TrainingSettings) -> Iterator[str]:
+    """Where the target's schedule is assumed, or differs from the one that the study measured."""
+    if training.origin["schedule"] == "assumed":
+        yield (
+            f"the study does not name its schedule; a {training.schedule} is assumed. Name it in "
+            "[length] of its study.toml, or with --schedule"
+        )
+    known = {(name, checked_share(name, share)) for name, share in swept.schedules if name}
+    ours = (training.schedule, training.decay_share)
+    others = ", ".join(_schedule(*one) for one in sorted(known - {ours}, key=str))
+    if others:
+        yield f"the study trained with the schedule {others}; this recipe has {_schedule(*ours)}"
+
+
+def _schedule(name: str, share: float | None) -> str:
+    return name if share is None else f"{name} (decay share {share:g})"
 
 
 def amount(number: float) -> str:

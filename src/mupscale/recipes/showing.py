@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mupscale.text import many, markdown_table, terminal_columns, text_table, wrapped
+from mupscale.training.schedule import decay_in_words
 
 if TYPE_CHECKING:
     from mupscale.recipes.recipe import Recipe, StudyEvidence
@@ -184,7 +185,7 @@ def run_table(recipe: Recipe) -> Cells:
     return [
         ["tokens", f"{length.tokens:,} ({length.tokens_per_parameter:.3g} × {parameters})"],
         ["batch", _batch(recipe)],
-        ["steps", f"{length.steps:,}: {length.warmup:,} of linear warmup, then {_cosine(recipe)}"],
+        ["steps", f"{length.steps:,}: {length.warmup:,} of linear warmup, then {_decay(recipe)}"],
         ["clipping", _clipping(recipe)],
         ["cost", f"{evidence.target_flops:.2e} FLOPs; the study took {study}"],
     ]
@@ -200,11 +201,10 @@ def _batch(recipe: Recipe) -> str:
     return f"{batch} = {length.batch_tokens:,} tokens{rule}"
 
 
-def _cosine(recipe: Recipe) -> str:
-    floor = recipe.training.floor
-    if floor is None:
-        return f"a cosine; its floor is {_UNKNOWN}"
-    return f"a cosine to {floor:g} of the peak rate" if floor else "a cosine to zero"
+def _decay(recipe: Recipe) -> str:
+    training = recipe.training
+    note = " (assumed)" if training.origin["schedule"] == "assumed" else ""
+    return decay_in_words(training.schedule, training.floor, recipe.decay_steps, note)
 
 
 def _clipping(recipe: Recipe) -> str:

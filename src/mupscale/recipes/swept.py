@@ -51,6 +51,8 @@ class Swept:
     one_base: bool
     "Whether all variants have the same base."
     settings: Mapping[str, Any]
+    schedules: tuple[tuple[str | None, float | None], ...]
+    "The different schedules of the variants with their decay shares; None where unknown."
     corpus: str | None
     flops: float | None
     "6 × parameters × tokens over all trials of the study, other rules included."
@@ -87,6 +89,9 @@ def swept_under(study: Study, rule: str) -> Swept:
         base=bases[0],
         one_base=all(base == bases[0] for base in bases),
         settings=reader.settings(cells[0]),
+        schedules=tuple(
+            dict.fromkeys((s["schedule"], s["decay_share"]) for s in map(reader.settings, cells))
+        ),
         corpus=reader.corpus,
         flops=_flops(study.trials, variants),
     )
@@ -124,6 +129,8 @@ class _Reference:
         return dataclasses.asdict(run.optimizer) | {
             "clip": run.optimizer.clip or 0.0,
             "floor": run.length.floor,
+            "schedule": run.length.schedule,
+            "decay_share": run.length.decay_share,
             "batch_rule": run.length.batch_rule,
         }
 
@@ -179,8 +186,11 @@ class _Own:
         """
         given, length = dict(cell.tables.get("optimizer", {})), cell.tables.get("length", {})
         unknown = dict.fromkeys((f.name for f in dataclasses.fields(OptimizerConfig)), None)
-        schedule = {"floor": length.get("floor"), "batch_rule": length.get("batch_rule", "table")}
-        return unknown | {"name": "adamw", "multipliers": "fold"} | schedule | given
+        schedule = {name: length.get(name) for name in ("floor", "schedule", "decay_share")}
+        fixed = {"name": "adamw", "multipliers": "fold"}
+        return (
+            unknown | fixed | schedule | {"batch_rule": length.get("batch_rule", "table")} | given
+        )
 
 
 @cache

@@ -33,7 +33,7 @@ from mupscale.recipes.options import (
 )
 from mupscale.recipes.predicting import doubts, extrapolated, predicted, rule_optima
 from mupscale.recipes.recipe import Recipe, StudyEvidence
-from mupscale.recipes.risks import risks
+from mupscale.recipes.risks import risks, schedule_risks
 from mupscale.recipes.rows import rows_of
 from mupscale.recipes.shapes import shape_of
 from mupscale.recipes.swept import Swept, swept_under
@@ -105,6 +105,7 @@ def transfer(
             + f". {how_to_set([*missing, *unknown])}"
         )
     length = length_for(shape.parameters, tokens, sequence, swept.settings["batch_rule"])
+    training.check_fit(length.steps, length.warmup)
 
     log2_lr = predicted(optima["lr"], moved.mean, analysis.confidence)
     values = {
@@ -145,7 +146,10 @@ def transfer(
         rows=tuple(replace(row, eps=None) for row in rows) if "eps" in unknown else rows,
         evidence=_evidence(swept, analysis, moved, 6.0 * shape.active_parameters * length.tokens),
         extrapolated=extrapolated(analysis, moved, shape),
-        risks=risks(swept, shape, length, planned, analysis, moved),
+        risks=(
+            *schedule_risks(swept, training),
+            *risks(swept, shape, length, planned, analysis, moved),
+        ),
         doubts=tuple(doubts(analysis, name) or unbounded),
     )
 

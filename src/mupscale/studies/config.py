@@ -478,6 +478,7 @@ def _check(config: StudyConfig) -> None:
         middle = {name: math.sqrt(low * high) for name, (low, high) in config.space.items()}
         for cell in config.cells():
             run = config.run_config(cell, middle, config.seeds[0])
+            lengths(run)
             if run.optimizer.factors:  # the model must have such weights
                 plan_for(run)
 

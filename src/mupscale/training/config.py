@@ -15,6 +15,7 @@ from mupscale.planning.factors import check_factor
 from mupscale.records import differences
 from mupscale.theory import DECAYS, RUNNABLE, Rule, optimizer_named, rule_named
 from mupscale.training import settings
+from mupscale.training.schedule import ScheduleName, checked_share
 
 Size = TypeVar("Size")
 Precision = Literal["float32", "bf16"]
@@ -67,7 +68,11 @@ class LengthConfig:
     warmup_share: float | None = None
     "Share of the steps, instead of `warmup`."
     floor: float = 0.0
-    "Share of the learning rate that is left at the end of the cosine."
+    "Share of the learning rate that is left at the last step."
+    schedule: ScheduleName = "cosine"
+    "How the rate falls: as a cosine, linearly, or linearly at the end of the run (wsd)."
+    decay_share: float | None = None
+    "Share of the steps in which wsd decays (default: 0.2)."
     accumulate: int = 1
     "Slices of a batch to accumulate gradients over."
 
@@ -115,9 +120,10 @@ class RunConfig:
         return self.model.resized(**model_sizes(self.base))
 
     def to_dict(self) -> dict[str, Any]:
-        values = dataclasses.asdict(self) | {"rule": self.rule.to_dict()}
-        if not self.optimizer.factors:  # left out, so that older runs are unchanged
-            del values["optimizer"]["factors"]
+        values = _all_settings(self)
+        for (table, key), default in _LEFT_OUT.items():
+            if values[table][key] == default:
+                del values[table][key]
         return settings.for_toml(values)
 
     def to_toml(self) -> str:
@@ -147,6 +153,19 @@ class RunConfig:
                 raise OptionError(f"--{dotted}: {table} is {place!r} in {path}, not a table.")
             cast(dict[str, Any], place)[key] = value
         return RunConfig.from_dict(values)
+
+
+_LEFT_OUT: dict[tuple[str, str], Any] = {
+    ("optimizer", "factors"): {},
+    ("length", "schedule"): "cosine",
+}
+"""Settings that are newer than some records. A config leaves them out where they have the value
+that older runs had, so that those are unchanged. What is None is always left out.
+"""
+
+
+def _all_settings(config: RunConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config) | {"rule": config.rule.to_dict()}
 
 
 SECTIONS: dict[str, type[Any]] = {
@@ -242,6 +261,7 @@ def _check(config: RunConfig) -> None:
         raise DimensionError(f"length.warmup = {length.warmup} must be at least 0.")
     if not 0 <= length.floor <= 1:
         raise OptionError(f"length.floor = {length.floor} must be from 0 to 1.")
+    checked_share(length.schedule, length.decay_share, "length.decay_share")
     if length.warmup is not None and length.warmup_share is not None:
         raise OptionError(
             f"length: warmup = {length.warmup} and warmup_share = {length.warmup_share:g} set the "
@@ -270,7 +290,8 @@ def _check(config: RunConfig) -> None:
 
 def changed_settings(old: RunConfig, new: RunConfig) -> list[str]:
     """Settings that make it another run, as `a.b: old → new`."""
-    return list(differences(old.to_dict(), new.to_dict(), ignore=_EXECUTION))
+    before, after = (settings.for_toml(_all_settings(config)) for config in (old, new))
+    return list(differences(before, after, ignore=_EXECUTION))
 
 
 _EXECUTION = ("machine.device", "machine.shard", "machine.compile", "record.tensorboard")

@@ -33,7 +33,6 @@ from mupscale.training.preparation import (
     plan_for,
 )
 from mupscale.training.processes import Processes, fill_, joined, shared, whole
-from mupscale.training.schedule import Cosine
 
 Status = Literal["finished", "diverged"]
 Report = Callable[["RunProgress"], None]
@@ -161,7 +160,6 @@ class _Training:
             torch.compile(model) if config.machine.compile else model
         )
         self.optimizers: list[Optimizer] = optimizers(self.plan, model, config.optimizer)
-        self.schedule = Cosine(self.lengths.steps, self.lengths.warmup, config.length.floor)
         self.step, self.first_loss = 0, math.nan
         self._resume()
 
@@ -232,7 +230,7 @@ class _Training:
 
     def _train_step(self) -> float:
         micros = self.config.length.accumulate
-        factor = self.schedule.at(self.step)
+        factor = self.lengths.schedule.at(self.step)
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = group["initial_lr"] * factor
         rank, ranks = self.processes.rank, self.processes.ranks

@@ -27,16 +27,18 @@ from mupscale.theory import Optimizer as OptimizerRow
 from mupscale.theory import RunSize, optimizer_named
 from mupscale.training.config import RUN_SIZES, OptimizerConfig, RunConfig
 from mupscale.training.processes import like, whole
+from mupscale.training.schedule import Schedule
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Steps, batch and warmup in numbers, after a config's rules."""
+    """Steps, batch, warmup and schedule in numbers, after a config's rules."""
 
     steps: int
     batch: int
     warmup: int
     tokens: int
+    schedule: Schedule
 
 
 def lengths(config: RunConfig) -> Lengths:
@@ -65,7 +67,8 @@ def lengths(config: RunConfig) -> Lengths:
         warmup = round(length.warmup_share * steps)
     if warmup is None:
         warmup = warmup_iterations(steps, batch, sequence)
-    return Lengths(steps, batch, warmup, steps * batch * sequence)
+    schedule = Schedule(length.schedule, steps, warmup, length.floor, length.decay_share)
+    return Lengths(steps, batch, warmup, steps * batch * sequence, schedule)
 
 
 def run_sizes(config: RunConfig) -> RunJump | None:

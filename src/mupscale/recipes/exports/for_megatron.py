@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from mupscale.errors import OptionError
 from mupscale.recipes.exports.code import LINE, docstring, optimizer_class, refuse_inexact, string
 from mupscale.recipes.exports.names import LLAMA_LIKE, llama_like
+from mupscale.recipes.exports.schedules import ExportedSchedule, exported_schedule
 from mupscale.recipes.recipe import Recipe
 from mupscale.recipes.rows import RecipeRow
 
@@ -15,7 +16,7 @@ _USE = (
     "your pretraining script:",
     "    megatron.training.training.get_standard_config_overrides = recipe.config_overrides",
     "    recipe.rescale_(model)  # in the model provider, after GPTModel(...)",
-    "As always in Megatron, warmup starts at zero and the cosine ends one step after the last.",
+    "As always in Megatron, warmup starts at zero and the decay ends one step after the last.",
 )
 
 _DRAWN_RIGHT = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj")
@@ -98,16 +99,17 @@ def _not_expressed(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> list[str]:
 
 def _arguments(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
     length, reference = recipe.length, rows["q_proj"]
-    floor = recipe.training.floor
+    floor, schedule = recipe.training.floor, exported_schedule(recipe)
     assert recipe.betas is not None
     assert floor is not None
     flags: dict[str, object] = {
         "optimizer": "adam",
         "lr": reference.lr,
         "min-lr": floor * reference.lr,
-        "lr-decay-style": "cosine",
+        "lr-decay-style": schedule.megatron,
         "train-iters": length.steps,
         "lr-decay-iters": length.steps,
+        **({} if recipe.decay_steps is None else _at_the_end(recipe, schedule)),
         "lr-warmup-iters": length.warmup,
         "global-batch-size": length.batch_sequences,
         "seq-length": length.sequence,
@@ -123,6 +125,14 @@ def _arguments(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
     words.append("--untie-embeddings-and-output-weights")
     lines = (f"    {string(word)}," for word in words)
     return "\n".join([f"FLOOR = {floor!r}", "ARGUMENTS = [", *lines, "]"])
+
+
+def _at_the_end(recipe: Recipe, schedule: ExportedSchedule) -> dict[str, object]:
+    """A decay of the last steps. Without a style, Megatron would decay exponentially."""
+    return {
+        "lr-wsd-decay-style": schedule.megatron_wsd,
+        "lr-wsd-decay-iters": recipe.decay_steps,
+    }
 
 
 def _groups(recipe: Recipe, reference: RecipeRow) -> str:

@@ -6,7 +6,9 @@
 from collections.abc import Sequence
 
 from mupscale.recipes.exports.code import docstring, optimizer_class, refuse_inexact, spread, string
+from mupscale.recipes.exports.schedules import exported_schedule
 from mupscale.recipes.recipe import Recipe
+from mupscale.training.schedule import SCHEDULES
 
 _USE = (
     "Needs only torch. Save it as recipe.py, then:",
@@ -69,14 +71,22 @@ def initialize_(model: nn.Module, seed: int) -> None:
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             module.weight[module.padding_idx].zero_()
 
+'''
 
+_FACTOR = '''
 def factor(step: int) -> float:
-    """Factor on each rate at a step, counted from 0: linear warmup, then a cosine."""
+    """Factor on each rate at a step, counted from 0: linear warmup, then {words}."""
     if step < WARMUP:
         return (step + 1) / WARMUP
-    done = (step - WARMUP) / max(1, STEPS - 1 - WARMUP)
-    return FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+{done}
+    return FLOOR + (1 - FLOOR) * {fall}
 '''
+
+_AFTER_WARMUP = "    done = min(1.0, (step - WARMUP) / max(1, STEPS - 1 - WARMUP))"
+_AT_THE_END = """
+    peak = max(WARMUP, STEPS - 1 - DECAY)  # the last step at the peak rate
+    done = min(1.0, max(0, step - peak) / max(1, STEPS - 1 - peak))
+""".strip("\n")
 
 _MAKE = '''
 def optimizer_and_schedule(model: nn.Module) -> tuple[torch.optim.Optimizer, LambdaLR]:
@@ -125,12 +135,17 @@ def module(
     hook = "    optimizer.register_step_pre_hook(lambda *_: clip_(model))\n"
     made = _MAKE.replace("{optimizer}", optimizer_class(recipe))
     made = made.replace("{clip}", hook if clip and clip_in_step else "")
-    head = [docstring(recipe, [*use, _on_clipping(recipe)]), _imports(imported), _constants(recipe)]
+    head = [
+        docstring(recipe, [*use, _on_clipping(recipe)]),
+        _imports(recipe, imported),
+        _constants(recipe),
+    ]
     parts = [
         "\n\n".join(head),
         _VALUES + ("    folded: float = 1.0" if clip else ""),
         "# Parameter names; * stands for the layer's number.\n" + _table(recipe),
         _FUNCTIONS,
+        _factor(recipe),
         _CLIP if clip else "",
         made,
         body,
@@ -138,8 +153,17 @@ def module(
     return "\n\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
-def _imports(more: str) -> str:
-    standard = "import math\nimport re\nfrom typing import Any, NamedTuple\n"
+def _factor(recipe: Recipe) -> str:
+    """The schedule, which gives the factors of `mupscale.training.schedule`."""
+    row = SCHEDULES[recipe.training.schedule]
+    text = _FACTOR.replace("{done}", _AT_THE_END if row.stable else _AFTER_WARMUP)
+    text = text.replace("{fall}", exported_schedule(recipe).python)
+    return text.replace("{words}", f"1, then {row.words}" if row.stable else row.words)
+
+
+def _imports(recipe: Recipe, more: str) -> str:
+    math = "import math\n" if "math." in exported_schedule(recipe).python else ""
+    standard = f"{math}import re\nfrom typing import Any, NamedTuple\n"
     torch = "import torch\nfrom torch import nn\nfrom torch.optim.lr_scheduler import LambdaLR"
     others = [*torch.split("\n"), *more.splitlines()]
     others.sort(key=lambda line: (line.startswith("from"), line))
@@ -147,11 +171,12 @@ def _imports(more: str) -> str:
 
 
 def _constants(recipe: Recipe) -> str:
-    length, clip = recipe.length, recipe.training.clip
+    length, clip, decay = recipe.length, recipe.training.clip, recipe.decay_steps
     lines = [
         f"STEPS = {length.steps}",
         f"WARMUP = {length.warmup}",
         f"FLOOR = {recipe.training.floor!r}",
+        *([] if decay is None else [f"DECAY = {decay}  # steps, at the end of the run"]),
         f"SEQUENCE = {length.sequence}  # tokens",
         f"BATCH = {length.batch_sequences}  # sequences, over all devices",
         f"BETAS = {recipe.betas!r}",

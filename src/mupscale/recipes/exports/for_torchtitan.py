@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from mupscale.recipes.exports.code import call, docstring, optimizer_class, refuse_inexact
 from mupscale.recipes.exports.names import LLAMA_LIKE, llama_like
+from mupscale.recipes.exports.schedules import exported_schedule
 from mupscale.recipes.recipe import Recipe
 from mupscale.recipes.rows import RecipeRow
 from mupscale.targets.shapes import shape_name
@@ -21,7 +22,7 @@ _USE = (
     "A config for torchtitan 0.3.0. Save it as recipe.py in the folder where you start torchtitan, "
     "and add --module recipe --config recipe. Set training.local_batch_size to what fits a device.",
     "Queries, keys and values are separate matrices here (fuse_qkv=False), since they may need "
-    "different rates. As always in torchtitan, the cosine ends one step after the last. Clipping "
+    "different rates. As always in torchtitan, the decay ends one step after the last. Clipping "
     "is off because multipliers are folded into the weights. Not for pipeline parallelism: "
     "torchtitan refuses a pattern without a parameter in some stage.",
 )
@@ -88,9 +89,7 @@ def applied(config: Trainer.Config) -> Trainer.Config:
         layer.attention_norm.param_init = {input_layernorm}
         layer.ffn_norm.param_init = {post_attention_layernorm}
     config.optimizer = OptimizersContainer.Config(param_groups=PARAM_GROUPS)
-    config.lr_scheduler = LRSchedulersContainer.Config(
-        warmup_steps={warmup}, decay_type="cosine", min_lr_factor={floor}
-    )
+{schedule}
     config.training.steps = {steps}
     config.training.seq_len = {sequence}
     config.training.global_batch_size = {batch}
@@ -160,9 +159,8 @@ def _applied(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
         "head_dim": shape.head_dim,
         "inner": shape.inner,
         "kv": shape.inner // shape.r,
-        "warmup": length.warmup,
+        "schedule": _schedule(recipe),
         "steps": length.steps,
-        "floor": recipe.training.floor,
         "sequence": length.sequence,
         "batch": length.batch_sequences,
     }
@@ -170,3 +168,14 @@ def _applied(recipe: Recipe, rows: Mapping[str, RecipeRow]) -> str:
     for name, value in values.items():
         text = text.replace(f"{{{name}}}", str(value))
     return text
+
+
+def _schedule(recipe: Recipe) -> str:
+    """A decay_ratio becomes steps in torchtitan as in `mupscale.training.schedule`."""
+    share = recipe.training.decay_share
+    given = [f"warmup_steps={recipe.length.warmup}"]
+    given += [] if share is None else [f"decay_ratio={share!r}"]
+    given += [f'decay_type="{exported_schedule(recipe).torchtitan}"']
+    given += [f"min_lr_factor={recipe.training.floor!r}"]
+    lines = call("config.lr_scheduler = LRSchedulersContainer.Config", *given)
+    return "\n".join(lines).removesuffix(",")
