@@ -3,12 +3,14 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from mupscale.errors import OptionError, check_arguments
 from mupscale.planning.base import Base
 
 Betas = tuple[float, float]
+TargetBatchRule = Literal["table", "printed", "power-lines"]
+"""The paper's two rules for the batch, and a law fitted by others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +25,14 @@ class TargetRun:
     "Tokens per sequence (default: the target's positions, at most 8192)."
     floor: float | None = None
     "Fraction of the peak rate at which the cosine ends (default: the study's)."
+    batch_rule: TargetBatchRule | None = None
+    "How the batch follows from the tokens (default: the study's rule)."
+    batch: float | None = None
+    "Tokens per batch, instead of a rule."
+    run: str | None = None
+    """How the values change from the study's batch and length to the target's: none, sde,
+    completed-p, a published rule, or formulas in B and D (default: what the study's rule says).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +52,8 @@ class TunedBase:
     betas: Betas | None = None
     clip: float | None = None
     "Norm to which gradients are clipped; 0 for no clipping."
+    noise_scale: float | None = None
+    "Gradient noise scale of the study's runs, in tokens (default: what its trials recorded)."
 
 
 _LABELS = {
