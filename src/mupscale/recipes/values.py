@@ -128,7 +128,8 @@ def carried(
     if kind != "l2":
         by_tau = decay.times(proxy_steps / (target_steps * growth)) if proxy_steps else None
         by_law = law and BaseValue.fixed(1 / (law.tau * law.share * target_steps), "power-lines")
-    proxy_tau = 1 / (rate * decay.value * proxy_steps) if decay.value and by_tau else None
+    lost = rate * decay.value * (proxy_steps or 0.0)  # share of a weight over the study's run
+    proxy_tau = 1 / lost if lost and kind != "l2" else None
     found = CarriedDecay(
         chosen, decay, by_tau, by_law, law, proxy_steps, target_steps, proxy_tau, proxy_tau
     )
