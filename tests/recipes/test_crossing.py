@@ -13,6 +13,7 @@ from mupscale.cli import main
 from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.recipes.crossing import Averages
 from mupscale.recipes.exports import KINDS
+from mupscale.recipes.values import BaseValue, carried
 from mupscale.targets import resolve
 from mupscale.theory import RUN_CHOICES, RunFactors
 from mupscale.theory.laws import LAWS
@@ -292,6 +293,23 @@ class TestDecayByALaw:
         assert not any("beyond its range" in risk for risk in recipe.risks)
         chosen = made(analysis, NEAR, decay="power-lines")
         assert any("decay by a law beyond its range" in risk for risk in chosen.risks)
+
+    def test_independent_decay_does_not_count_the_rate(self, tmp_path, analysis):
+        study = dense(tmp_path, lambda trial: trial)
+        values = study.config.to_dict()
+        values["optimizer"] = {**values.get("optimizer", {}), "decay": "independent"}
+        changed = dataclasses.replace(study, config=type(study.config).from_dict(values))
+        run = mu.TargetRun(sequence=32, tokens_per_parameter=20, batch=4096, run="lr=sqrt(B)")
+        options = {"to": TINY, "rule": "gqa-mup", "analysis": analysis, "run": run}
+        recipe = mu.transfer(changed, decay="power-lines", **options)
+        by_hand = 1 / (0.22356 * recipe.length.steps)
+        assert recipe.weight_decay.value == pytest.approx(by_hand, rel=1e-3)
+        assert recipe.effective_taus == pytest.approx((0.22356, 0.22356), rel=1e-3)
+
+    def test_of_weights_that_are_not_decayed_is_refused(self):
+        decay = BaseValue.fixed(0.1, "not searched")
+        with pytest.raises(OptionError, match="the plan decays no hidden weights"):
+            carried("power-lines", 0.01, decay, None, proxy_steps=10, target_steps=10)
 
     def test_l2_decay_has_no_time_scale(self, tmp_path, analysis):
         study = dense(tmp_path, lambda trial: trial)

@@ -122,6 +122,8 @@ def carried(
         raise OptionError(
             "decay='tau': the study's trials do not report their steps. Use decay='wd'."
         )
+    if chosen == "power-lines" and law is None:
+        raise OptionError("decay='power-lines': the plan decays no hidden weights. Use decay='wd'.")
     rate, growth = (1.0, 1.0) if kind == "independent" else (lr, factors.lr)
     growth *= factors.weight_decay
     by_tau = by_law = None
