@@ -453,7 +453,7 @@ class TestBatchRule:
         )
         assert (by_table.length.batch_sequences, by_print.length.batch_sequences) == (33, 22)
         assert by_print.length.steps == budget(881_900_000, "printed").iterations
-        assert "the study's batch rule: printed" in by_print.to_text(columns=200)
+        assert "printed: 0.000733·√tokens" in by_print.to_text(columns=200)
 
     def test_steps_do_not_depend_on_whether_a_sequence_is_known(self):
         known, unknown = (length_for(10**8, 10**9, (size, "")) for size in (8192, None))

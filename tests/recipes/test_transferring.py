@@ -159,7 +159,7 @@ def test_risks_name_every_distance_with_its_number(analysis):
         "GPT → Qwen3ForCausalLM; feed-forward not gated → gated",
         "256 tokens (python-stdlib) → 151,936",
         "20 tokens per parameter: 10 times the largest swept (2)",
-        "The rules do not cover batch size",
+        "Published rules change the rate by",
         "head_dim differs (8 → 128)",
     ):
         assert words in said

@@ -18,6 +18,7 @@ from mupscale.records import read_lines
 from mupscale.studies import StudyConfig, trainers
 from mupscale.studies.config import Trainer
 from mupscale.studies.trainers import TrialAssignment, check_trainer, train
+from mupscale.studies.trials import TrialRecord
 from mupscale.training import RunConfig, run
 from tests.studies.assignments import HALFWAY, NEVER, assigned, strict
 
@@ -58,6 +59,19 @@ class TestTheReferenceModel:
         # The last of 32 windows of 40 steps begins after step 38.75.
         assert result["train_loss"] == pytest.approx((rows[-2]["loss"] + rows[-1]["loss"]) / 2)
         assert torch.get_num_threads() == threads
+
+    def test_a_noise_scale_is_kept_if_it_was_measured(self, tmp_path):
+        result = train(reference(tmp_path / "a", record={"noise_every": 4}))
+        assert result["noise_scale_tokens"] > 0
+        plain = strict(train(reference(tmp_path / "b")))
+        assert "noise_scale_tokens" not in plain
+        about = {"cell": "mup", "rule": "mup", "variant": {}, "number": 0, "round": 0, "seed": 1}
+        for values in (result, plain):
+            trial = TrialRecord(**about, params={"lr": 0.1}, **values)
+            kept = trial.to_dict()
+            assert kept.get("noise_scale_tokens") == values.get("noise_scale_tokens")
+            assert ("noise_scale_tokens" in kept) == (values is result)
+            assert TrialRecord.from_dict(trial.key, kept) == trial
 
     def test_a_diverged_run_is_a_result(self, tmp_path):
         result = strict(train(reference(tmp_path, optimizer={"lr": 1e6, "clip": None})))

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mupscale.training import RunConfig
 from mupscale.training.metrics import read_lines
+from tests.training.test_noise import by_hand, measured
 
 SETTINGS = [
     "--model.name",
@@ -108,3 +110,21 @@ def test_ranks_without_a_way_to_share_are_refused(tmp_path):
     result = train(tmp_path, 2, "none")
     assert result.returncode != 0
     assert "2 processes, but machine.shard = none" in result.stderr
+
+
+@pytest.mark.parametrize("shard", ["ddp", "fsdp"])
+def test_two_ranks_measure_the_noise_of_their_halves(tmp_path, shard):
+    """Each rank has four rows of eight: the first halves together are rows 0, 1, 4 and 5."""
+    settings = ["--record.noise_every", "1", "--length.steps", "1", "--seed", "2"]
+    result = train(tmp_path, 2, shard, *settings)
+    assert result.returncode == 0, result.stderr
+    chosen = RunConfig.load(tmp_path / "config.toml", {})
+    assert measured(tmp_path)[0] == pytest.approx(by_hand(chosen, [0, 1, 4, 5]), rel=1e-3)
+
+
+def test_ranks_without_halves_are_refused(tmp_path):
+    result = train(tmp_path, 2, "ddp", "--record.noise_every", "1", "--length.batch", "6")
+    assert result.returncode != 0
+    assert "into halves on each of 2 ranks, but length.batch = 6. Choose a multiple of 4" in (
+        result.stderr
+    )

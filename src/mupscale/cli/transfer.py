@@ -30,6 +30,17 @@ class RunFlags:
     """
     decay_share: float | None = None
     "Share of the steps in which wsd decays (default: the study's, or 0.2)."
+    batch_rule: Literal["table", "printed", "power-lines"] | None = None
+    """How the batch follows from the tokens: the rule of the paper's tables, that of its text, or
+    the law of Power Lines (default: the study's).
+    """
+    batch: float | None = None
+    "Tokens per batch, instead of a rule."
+    run: str | None = None
+    """How the values change from the study's batch and length to the target's: none, sde,
+    completed-p, delphi, hyperp, nanochat, bjorck, or formulas such as 'lr=sqrt(B)/D**0.3' (default:
+    what the study's rule says).
+    """
 
 
 @flag_group
@@ -46,6 +57,10 @@ class BaseFlags:
     "Betas of Adam or Lion, such as 0.9,0.95 (default: the study's)."
     clip: float | None = None
     "Norm to which gradients are clipped, or 0 for no clipping (default: the study's)."
+    noise_scale: float | None = None
+    """Gradient noise scale of the study's runs, in tokens: a larger batch of the target gives a
+    warning (default: what the study's trials recorded).
+    """
 
 
 def transfer(
@@ -54,7 +69,7 @@ def transfer(
     *,
     to: str,
     rule: str | None = None,
-    decay: Literal["wd", "tau"] = "wd",
+    decay: Literal["wd", "tau", "power-lines"] = "wd",
     run: RunFlags = RunFlags(),  # noqa: B008
     base: BaseFlags = BaseFlags(),  # noqa: B008
     reading: ReadingFlags = ReadingFlags(),  # noqa: B008
@@ -85,8 +100,8 @@ def transfer(
     rule
         One of the swept rules (default: the one with the lowest loss at the proxy's optimum).
     decay
-        Transfer weight decay by its value (wd), or by its time scale in runs (tau). The recipe
-        prints both.
+        Transfer weight decay by its value (wd), by its time scale in runs (tau), or take the time
+        scale from the law of Power Lines (power-lines). The recipe prints all three.
     export
         Print a file for a trainer instead of the recipe: Python for PyTorch, transformers or
         Lightning, a config for torchtitan, arguments and group overrides for Megatron-LM, or JSON

@@ -38,14 +38,25 @@ def clip(
 ) -> Tensor:
     """Scale all gradients so that their norm without folding is at most `max_norm`; returns it."""
     check_max_norm(max_norm)
-    with_gradient = [
-        (parameters[name], tensor) for name, tensor in tensors if tensor.grad is not None
-    ]
+    with_gradient = _with_gradient(parameters, tensors)
     norm = _norm(with_gradient)
     if error_if_nonfinite and not torch.isfinite(norm):
         raise NonFiniteError(f"the norm of the gradients is {norm.item()}: they cannot be clipped.")
     clip_grads_with_norm_([tensor for _, tensor in with_gradient], max_norm, norm)
     return norm
+
+
+def norm(
+    parameters: Mapping[str, PlannedParameter], tensors: Iterable[tuple[str, Tensor]]
+) -> Tensor:
+    """The norm of all gradients without folding."""
+    return _norm(_with_gradient(parameters, tensors))
+
+
+def _with_gradient(
+    parameters: Mapping[str, PlannedParameter], tensors: Iterable[tuple[str, Tensor]]
+) -> list[tuple[PlannedParameter, Tensor]]:
+    return [(parameters[name], tensor) for name, tensor in tensors if tensor.grad is not None]
 
 
 def check_max_norm(max_norm: float) -> None:

@@ -287,6 +287,10 @@ class Plan:
             self.parameters, tensors.items(), max_norm, error_if_nonfinite=error_if_nonfinite
         )
 
+    def grad_norm(self, model: nn.Module) -> Tensor:
+        """The norm of all gradients, as they are without folding."""
+        return clipping.norm(self.parameters, self._tensors(model).items())
+
     def clip_before_step(self, optimizer: Optimizer, max_norm: float) -> Any:
         """Clip before each step of this optimizer; returns a handle with remove().
 

@@ -1,12 +1,23 @@
 """How long the target is trained: tokens, batch, steps and warmup by the paper's rules."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
-from mupscale.errors import DimensionError, OptionError
+from mupscale.errors import DimensionError, OptionError, UnknownNameError
 from mupscale.models import SEQUENCE_TOKENS, BatchRule, budget, warmup_iterations
-from mupscale.recipes.options import TargetRun
+from mupscale.recipes.options import TargetBatchRule, TargetRun
 from mupscale.recipes.shapes import ModelShape
+from mupscale.theory.laws import LAWS, POWER_LINES
+
+BATCH_SOURCES: Mapping[str, str] = {
+    "table": "table: 0.0011·√tokens sequences of 8,192 tokens, as in the paper's tables",
+    "printed": "printed: 0.000733·√tokens sequences of 8,192 tokens, as in the paper's text",
+    "power-lines": f"power-lines: {LAWS['batch'].text}, {POWER_LINES}",
+    "given": "given",
+}
+"""What a batch rule is and where it comes from."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +31,9 @@ class RunLength:
     batch_tokens: int
     batch_sequences: int | None
     "None where the length of a sequence is unknown."
-    batch_rule: BatchRule
+    batch_rule: str
+    "table, printed, power-lines or given."
+    batch_source: str
     steps: int
     warmup: int
 
@@ -49,12 +62,28 @@ def sequence_for(shape: ModelShape, requested: int | None) -> tuple[int | None, 
     return SEQUENCE_TOKENS, f"the paper's; the target has {shape.positions:,} positions"
 
 
+def batch_choice(run: TargetRun, default: BatchRule) -> TargetBatchRule | float:
+    """The batch in tokens if it is given, otherwise the name of the rule."""
+    if run.batch is not None and run.batch_rule is not None:
+        raise OptionError(
+            f"batch={run.batch:g} and batch_rule={run.batch_rule!r} set the same thing. Give one "
+            "of them."
+        )
+    if run.batch_rule is not None and run.batch_rule not in get_args(TargetBatchRule):
+        raise UnknownNameError("batch rule", run.batch_rule, get_args(TargetBatchRule))
+    return run.batch_rule or default if run.batch is None else run.batch
+
+
 def length_for(
-    parameters: int, total: float, sequence: tuple[int | None, str], rule: BatchRule = "table"
+    parameters: int,
+    total: float,
+    sequence: tuple[int | None, str],
+    rule: TargetBatchRule | float = "table",
 ) -> RunLength:
     """The run of a model with `parameters` parameters on `total` tokens.
 
-    The batch rule counts sequences of 8192 tokens; other sequences fill the same number of tokens.
+    `rule` is that of the batch, or the batch in tokens. The paper's rules count sequences of 8192
+    tokens; other sequences fill the same number of tokens.
 
     >>> run = length_for(88_190_000, 881_900_000, (8192, "given"))
     >>> run.batch_sequences, run.batch_tokens, run.steps, run.warmup
@@ -67,13 +96,14 @@ def length_for(
             f"{total:g} tokens are too few to train. Give at least {SEQUENCE_TOKENS}."
         )
     tokens, (size, source) = round(total), sequence
-    batch_tokens, batch = budget(tokens, rule).batch_tokens, None
+    batch_tokens, batch = _batch_tokens(tokens, size, rule), None
     if size is not None:
         batch = max(1, round(batch_tokens / size))
         batch_tokens = batch * size
         steps = max(1, round(round(tokens / size) / batch))
     else:
         steps = max(1, round(tokens / batch_tokens))
+    name = rule if isinstance(rule, str) else "given"
     return RunLength(
         tokens=tokens,
         tokens_per_parameter=tokens / parameters,
@@ -81,10 +111,23 @@ def length_for(
         sequence_source=source,
         batch_tokens=batch_tokens,
         batch_sequences=batch,
-        batch_rule=rule,
+        batch_rule=name,
+        batch_source=BATCH_SOURCES[name],
         steps=steps,
         warmup=warmup_iterations(steps, 1, batch_tokens),
     )
+
+
+def _batch_tokens(tokens: int, sequence: int | None, rule: TargetBatchRule | float) -> int:
+    if rule == "power-lines":
+        return max(1, round(LAWS["batch"].at(D=tokens)))
+    if isinstance(rule, str):
+        return budget(tokens, rule).batch_tokens
+    least = sequence or 1
+    if not (math.isfinite(rule) and rule >= least):
+        kind = "one sequence" if sequence else "one token"
+        raise DimensionError(f"batch={rule:g} is less than {kind} ({least:,} tokens).")
+    return round(rule)
 
 
 def total_tokens(parameters: int, run: TargetRun, default_ratio: float | None) -> float | None:

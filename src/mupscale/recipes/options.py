@@ -3,13 +3,15 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from mupscale.errors import OptionError, UnknownNameError, check_arguments
 from mupscale.planning.base import Base
 from mupscale.training.schedule import SCHEDULES, Schedule, checked_share, decay_steps
 
 Betas = tuple[float, float]
+TargetBatchRule = Literal["table", "printed", "power-lines"]
+"""The paper's two rules for the batch, and a law fitted by others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,14 @@ class TargetRun:
     "cosine, linear or wsd (default: the study's)."
     decay_share: float | None = None
     "Share of the steps in which wsd decays (default: the study's, or 0.2)."
+    batch_rule: TargetBatchRule | None = None
+    "How the batch follows from the tokens (default: the study's rule)."
+    batch: float | None = None
+    "Tokens per batch, instead of a rule."
+    run: str | None = None
+    """How the values change from the study's batch and length to the target's: none, sde,
+    completed-p, a published rule, or formulas in B and D (default: what the study's rule says).
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +57,8 @@ class TunedBase:
     betas: Betas | None = None
     clip: float | None = None
     "Norm to which gradients are clipped; 0 for no clipping."
+    noise_scale: float | None = None
+    "Gradient noise scale of the study's runs, in tokens (default: what its trials recorded)."
 
 
 _LABELS = {

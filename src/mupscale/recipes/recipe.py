@@ -10,6 +10,7 @@ from typing import Any
 from mupscale.analysis.estimates import Estimate
 from mupscale.planning import Plan
 from mupscale.recipes import exports, showing
+from mupscale.recipes.crossing import RunCrossing
 from mupscale.recipes.lengths import RunLength
 from mupscale.recipes.options import Betas, TrainingSettings, how_to_set, in_words
 from mupscale.recipes.predicting import Extrapolated
@@ -17,6 +18,7 @@ from mupscale.recipes.rows import RecipeRow
 from mupscale.recipes.shapes import ModelShape
 from mupscale.recipes.values import BaseValue, CarriedDecay
 from mupscale.records import finite
+from mupscale.theory import optimizer_named
 
 FORMAT = "mupscale recipe"
 
@@ -75,6 +77,10 @@ class Recipe:
     settings: Mapping[str, Any]
     "The study's optimizer settings."
     length: RunLength
+    crossing: RunCrossing = field(repr=False)
+    "The jump in batch and length, and what rules for it say."
+    noise_scale: float | None
+    "Gradient noise scale of the study's runs in tokens, if it is known."
     plan: Plan = field(repr=False)
     rows: tuple[RecipeRow, ...] = field(repr=False)
     evidence: StudyEvidence
@@ -93,7 +99,8 @@ class Recipe:
 
     @property
     def betas(self) -> Betas | None:
-        return self.training.betas
+        """Of the target's run: a rule for the run may change those of the base."""
+        return self.crossing.betas if self.crossing.changes_betas else self.training.betas
 
     @property
     def decay_steps(self) -> int | None:
@@ -116,7 +123,11 @@ class Recipe:
         values: dict[str, Any] = {"lr": self.lr.value, "weight_decay": self.weight_decay.value}
         if self.eps is not None and all(row.eps is not None for row in self.rows):
             values["eps"] = self.eps.value
-        return values if self.betas is None else {**values, "betas": self.betas}
+        if self.training.betas is not None:
+            values["betas"] = self.training.betas  # the base's: the plan changes them
+        if self.plan.run is not None and optimizer_named(self.plan.optimizer).momentum:
+            values["momentum"] = self.settings.get("momentum")
+        return values
 
     @property
     def effective_taus(self) -> tuple[float, float] | None:
@@ -153,7 +164,7 @@ class Recipe:
             "not_known": list(self.unknown),
             "base_values": {
                 **{name: value and value.to_dict() for name, value in values.items()},
-                "betas": self.betas and list(self.betas),
+                "betas": self.training.betas and list(self.training.betas),
             },
             **({"factors": factors} if factors else {}),
             "clip": self.training.clip,
@@ -169,11 +180,15 @@ class Recipe:
                 "chosen": decay.chosen,
                 "wd": decay.by_wd.to_dict(),
                 "tau": decay.by_tau and decay.by_tau.to_dict(),
+                "power-lines": decay.by_law and decay.by_law.to_dict(),
+                "law": decay.law and asdict(decay.law),
                 "proxy_steps": decay.proxy_steps,
                 "base_tau": {"proxy": decay.proxy_tau, "target": decay.target_tau},
                 "effective_tau": self.effective_taus and list(self.effective_taus),
             },
             "length": asdict(self.length),
+            "run": self.crossing.to_dict(),
+            "noise_scale_tokens": self.noise_scale,
             "plan": [{**asdict(row), "shape": list(row.shape)} for row in self.rows],
             "assumptions": self.plan.assumptions,
             "hooks": len(self.plan.hooks),

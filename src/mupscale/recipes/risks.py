@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 from mupscale.analysis.families import RuleTransfer, StudyAnalysis
 from mupscale.planning import Plan
+from mupscale.recipes.crossing import RunCrossing
 from mupscale.recipes.lengths import RunLength
 from mupscale.recipes.options import TrainingSettings
 from mupscale.recipes.shapes import ModelShape
 from mupscale.recipes.swept import Swept
+from mupscale.recipes.values import CarriedDecay
 from mupscale.text import many
+from mupscale.theory.laws import LAWS
 from mupscale.training.schedule import checked_share
 
 FEW_SEEDS = 3
@@ -49,6 +52,49 @@ def schedule_risks(swept: Swept, training: TrainingSettings) -> Iterator[str]:
 
 def _schedule(name: str, share: float | None) -> str:
     return name if share is None else f"{name} (decay share {share:g})"
+
+
+def run_risks(
+    crossing: RunCrossing,
+    length: RunLength,
+    target: ModelShape,
+    decay: CarriedDecay,
+    plan: Plan,
+    noise_scale: float | None,
+) -> Iterator[str]:
+    """What may go wrong with the jump in batch and length, and with laws beyond their range."""
+    rules = crossing.published
+    if crossing.is_jump and rules:
+        low, high = (f"{e.octaves:+.1f} ({e.choice})" for e in (rules[0], rules[-1]))
+        used = "carries the rate unchanged over"
+        if crossing.used != "none":
+            used = f"follows {crossing.used} over"
+        yield (
+            f"this recipe {used} the jump in batch and length. Published rules change the rate by "
+            f"{low} to {high} octaves (factors of two) there"
+        )
+    sizes = {
+        "parameters": float(target.parameters),
+        "tokens_per_parameter": length.tokens_per_parameter,
+    }
+    used_laws = {
+        "decay": decay.chosen == "power-lines",
+        "batch": length.batch_rule == "power-lines",
+    }
+    for name in (name for name, used in used_laws.items() if used):
+        warning = LAWS[name].outside(**sizes)
+        if warning is not None:
+            yield f"{name} by a law beyond its range: {warning}"
+    if any(used_laws.values()) and not plan.optimizer.startswith("adamw"):
+        yield f"Power Lines was fitted with AdamW; this recipe is for {plan.optimizer}"
+    if noise_scale is not None and length.batch_tokens > noise_scale:
+        yield (
+            f"batches of {amount(length.batch_tokens)} tokens are "
+            f"{amount(length.batch_tokens / noise_scale)} times the gradient noise scale of the "
+            f"study ({amount(noise_scale)} tokens): above it, a larger batch saves few steps, and "
+            "rules that assume noise (sde, completed-p) fail. "
+            "The noise scale grows as the loss falls, so the target's may be larger"
+        )
 
 
 def amount(number: float) -> str:
@@ -112,9 +158,8 @@ def _training(swept: Swept, target: ModelShape, length: RunLength) -> Iterator[s
         tried = [known for variant in swept.variants if (known := getattr(variant, name))]
         # A batch or a run is rounded to whole sequences: 1 % is no difference.
         if tried and value is not None and value > 1.01 * max(tried):
-            limit = ". The rules do not cover batch size" if name == "batch_tokens" else ""
             times = f"{amount(value / max(tried))} times the largest swept ({amount(max(tried))})"
-            yield f"{form.format(amount(value))}: {times}{limit}"
+            yield f"{form.format(amount(value))}: {times}"
     if length.sequence and target.positions and length.sequence > target.positions:
         yield (
             f"sequences of {length.sequence:,} tokens are longer than the target's "

@@ -225,12 +225,10 @@ def sized_tables(study: Study, parameter: str = "lr") -> list[SizedTable]:
             continue
         values = sorted({round(math.log2(one.params[parameter]), 6) for one in own})
         losses = np.full((len(config.seeds), len(values)), math.nan)
-        for one in (trial for trial in own if trial.loss is not None):
-            place = (
-                config.seeds.index(one.seed),
-                values.index(round(math.log2(one.params[parameter]), 6)),
-            )
-            losses[place] = np.fmin(losses[place], one.loss)
+        for one in own:
+            value = round(math.log2(one.params[parameter]), 6)
+            place = config.seeds.index(one.seed), values.index(value)
+            losses[place] = np.fmin(losses[place], math.nan if one.loss is None else one.loss)
         size = run_size(config, cell)
         diverged = sum(one.loss is None for one in own)
         tables.append(

@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from mupscale.recipes.risks import amount
 from mupscale.text import many, markdown_table, terminal_columns, text_table, wrapped
+from mupscale.theory import RUN_CHOICES
+from mupscale.theory.laws import LAWS, POWER_LINES
 from mupscale.training.schedule import decay_in_words
 
 if TYPE_CHECKING:
@@ -18,6 +21,8 @@ LONG = 2000
 """Paragraphs are cut to this length: names from a study file may be of any length."""
 _UNKNOWN = "not known"
 _SOURCES = {"not searched": "fixed"}
+_BELOW = ("source",)
+"""Columns that move below their row where a table is too wide."""
 
 
 def text(recipe: Recipe, columns: int | None = None) -> str:
@@ -51,8 +56,9 @@ def markdown(recipe: Recipe) -> str:
 def _sections(recipe: Recipe) -> Iterator[tuple[str, Cells, list[str]]]:
     """Heading, table (its first line is the head) and notes of each section."""
     yield "Base values", values_table(recipe), []
-    yield "Weight decay: two ways to carry it over", decay_table(recipe), _taus(recipe)
+    yield "Weight decay: ways to carry it over", decay_table(recipe), _taus(recipe)
     yield "Training run", [["", ""], *run_table(recipe)], []
+    yield "From the study's run to the target's", crossing_table(recipe), _crossing_notes(recipe)
     folded = ", ".join(one_line(row.pattern) for row in recipe.rows if row.folded != 1)
     notes = [f"Multipliers of the forward pass are included in: {folded}."] if folded else []
     notes += [_sentence(assumption) for assumption in recipe.plan.assumptions]
@@ -76,6 +82,12 @@ def summary(recipe: Recipe) -> list[str]:
         f"Evidence: {many(evidence.runs, 'run')} with this rule, seeds {seeds}; the optimum was "
         f"located on {many(len(evidence.members), 'model')}{members}.",
     ]
+    crossing = recipe.crossing
+    if crossing.used != "none":
+        lines.append(
+            f"Batch and length: {one_line(crossing.used)}, {crossing.used_source}. The values for "
+            f"each parameter{' and the betas' if crossing.changes_betas else ''} include it."
+        )
     if recipe.doubts:
         lines.append("INCONCLUSIVE, do not train with it: " + "; ".join(recipe.doubts) + ".")
     else:
@@ -108,7 +120,8 @@ def values_table(recipe: Recipe) -> Cells:
     """The base values with their intervals and sources."""
     percent = f"{100 * recipe.evidence.confidence:g} % interval"
     lines = [["", "value", percent, "in log2", "source"]]
-    betas = ", ".join(f"{beta:g}" for beta in recipe.betas) if recipe.betas else ""
+    own = recipe.training.betas
+    betas = ", ".join(f"{beta:g}" for beta in own) if own else ""
     for name, value in (
         ("lr", recipe.lr),
         ("weight decay", recipe.weight_decay),
@@ -127,7 +140,7 @@ def values_table(recipe: Recipe) -> Cells:
         lines.insert(2, ["lr of AdamW", rate, "", "", _SOURCES["not searched"]])
     if betas:
         source = "given" if recipe.training.origin["betas"] == "given" else "not searched"
-        if source != "given" and tuple(recipe.settings["betas"]) != recipe.betas:
+        if source != "given" and tuple(recipe.settings["betas"]) != own:
             source = "searched"
         lines.append(["betas", betas, "", "", _SOURCES.get(source, source)])
     elif "betas" in recipe.unknown:
@@ -146,13 +159,24 @@ def _interval(value: BaseValue) -> tuple[str, str]:
 
 
 def decay_table(recipe: Recipe) -> Cells:
-    """Weight decay with its value kept, and with its time scale kept; an arrow marks the choice."""
+    """Weight decay with its value kept, with its time scale kept, and by a law; an arrow marks the
+    choice.
+    """
     decay = recipe.decay
     steps = f"{decay.proxy_steps:,.0f}" if decay.proxy_steps else "unknown"
-    lines = [["--decay", "base value", "interval", "keeps"]]
+    law = "no law for this decay"
+    if decay.law is not None:
+        ratio = f"{decay.law.tokens_per_parameter:.3g} tokens per parameter"
+        law = f"τ_epoch = {decay.law.tau:.3g}, by {POWER_LINES} at {ratio}"
+    lines = [["--decay", "base value", "interval", "from"]]
     for way, value, kept in (
         ("wd", decay.by_wd, "the study's base value"),
-        ("tau", decay.by_tau, f"τ_epoch, as steps go from {steps} to {decay.target_steps:,}"),
+        (
+            "tau",
+            decay.by_tau,
+            f"the study's τ_epoch, over {decay.target_steps:,} steps, not {steps}",
+        ),
+        ("power-lines", decay.by_law, law),
     ):
         chosen = "→ " if decay.chosen == way else "  "
         shown = [_UNKNOWN, ""] if value is None else [_number(value.value), _interval(value)[0]]
@@ -162,8 +186,12 @@ def decay_table(recipe: Recipe) -> Cells:
 
 def _taus(recipe: Recipe) -> list[str]:
     decay, effective = recipe.decay, recipe.effective_taus
+    law = decay.law and LAWS["decay"].outside(
+        parameters=recipe.shape.parameters, tokens_per_parameter=decay.law.tokens_per_parameter
+    )
+    beyond = [f"Beyond the range of the law: {law}."] if law else []
     if decay.proxy_tau is None or decay.target_tau is None or effective is None:
-        return []
+        return beyond
     low, high = (f"{tau:.3g}" for tau in effective)
     range_ = (
         "the same for every decayed parameter" if low == high else f"per parameter {low} to {high}"
@@ -171,7 +199,8 @@ def _taus(recipe: Recipe) -> list[str]:
     return [
         "τ_epoch = 1/(lr × decay × steps) is the memory of weight decay in runs: "
         f"{decay.proxy_tau:.3g} on the base in the study, {decay.target_tau:.3g} in the target's "
-        f"run, {range_}."
+        f"run, {range_}.",
+        *beyond,
     ]
 
 
@@ -185,20 +214,61 @@ def run_table(recipe: Recipe) -> Cells:
     return [
         ["tokens", f"{length.tokens:,} ({length.tokens_per_parameter:.3g} × {parameters})"],
         ["batch", _batch(recipe)],
+        ["batch rule", length.batch_source],
         ["steps", f"{length.steps:,}: {length.warmup:,} of linear warmup, then {_decay(recipe)}"],
         ["clipping", _clipping(recipe)],
         ["cost", f"{evidence.target_flops:.2e} FLOPs; the study took {study}"],
     ]
 
 
+def crossing_table(recipe: Recipe) -> Cells:
+    """What each rule for batch and length multiplies the base values by; an arrow marks the used
+    one.
+    """
+    head = ["--run", "lr", "octaves", "decay", "eps", "1-β1", "1-β2", "source"]
+    lines = [head]
+    for effect in recipe.crossing.effects:
+        chosen = "→ " if effect.choice == recipe.crossing.used else "  "
+        numbers = [""] * 6
+        if effect.factors is not None:
+            found = effect.factors
+            octaves = f"{effect.octaves:+.1f}"
+            numbers = [amount(found.lr), "0" if octaves in ("+0.0", "-0.0") else octaves]
+            numbers += [amount(x) for x in (found.weight_decay, found.eps)]
+            numbers += [amount(x) for x in (found.beta1, found.beta2)]
+        own = effect.choice not in RUN_CHOICES
+        origin = f"{effect.source}: {one_line(effect.choice)}" if own else effect.source
+        source = "; ".join(words for words in (effect.problem, origin) if words)
+        lines.append([chosen + ("formulas" if own else effect.choice), *numbers, source])
+    return lines if len(lines) > 1 else []
+
+
+def _crossing_notes(recipe: Recipe) -> list[str]:
+    crossing = recipe.crossing
+    if crossing.base is None:
+        return [f"Not known: {crossing.base_source}."]
+    base, target = crossing.base, crossing.target
+    notes = [
+        f"Batch: {base.batch:,.0f} → {target.batch:,.0f} tokens (× "
+        f"{amount(crossing.batch_growth)}). Whole run: {base.tokens:,.0f} → {target.tokens:,.0f} "
+        f"tokens (× {amount(crossing.token_growth)}). From: {crossing.base_source}.",
+        "Factors multiply the tuned base values; an octave is a factor of two in the rate.",
+    ]
+    if crossing.used == "none":
+        return [*notes, f"The values are carried unchanged ({crossing.used_source})."]
+    values = f"The values for each parameter include {crossing.used} ({crossing.used_source})"
+    if crossing.betas is not None and crossing.betas != recipe.training.betas:
+        values += f"; betas become {', '.join(f'{beta:.6g}' for beta in crossing.betas)}"
+    return [*notes, f"{values}."]
+
+
 def _batch(recipe: Recipe) -> str:
     length = recipe.length
-    rule = "" if length.batch_rule == "table" else f" (the study's batch rule: {length.batch_rule})"
     if length.sequence is None or length.batch_sequences is None:
-        return f"{length.batch_tokens:,} tokens; the sequence length is {_UNKNOWN}{rule}"
+        return f"{length.batch_tokens:,} tokens; the sequence length is {_UNKNOWN}"
     source = "" if length.sequence_source == "given" else f" ({length.sequence_source})"
     batch = f"{many(length.batch_sequences, 'sequence')} of {length.sequence:,} tokens{source}"
-    return f"{batch} = {length.batch_tokens:,} tokens{rule}"
+    return f"{batch} = {length.batch_tokens:,} tokens"
 
 
 def _decay(recipe: Recipe) -> str:
@@ -284,8 +354,9 @@ def _fitted(table: Cells, columns: int) -> list[str]:
     """The table's lines. Where long names leave too little room, each stands above its numbers."""
     head, *rows = table
     width = sum(max(len(line[k]) for line in table) + 2 for k in range(len(head))) - 2
-    if len(head) < 6 or width <= columns:
-        lines = text_table(head, rows, columns=columns).split("\n")
+    below = _BELOW if len(head) >= 6 and head[-1] in _BELOW else ()
+    if len(head) < 6 or width <= columns or below:
+        lines = text_table(head, rows, columns=columns, details=below).split("\n")
         return lines[1:] if not any(head) else lines
     first, *numbers = text_table(head[1:], [row[1:] for row in rows], columns=columns).split("\n")
     pairs = zip(rows, numbers, strict=True)

@@ -14,7 +14,7 @@ from mupscale.recipes.shapes import ModelShape, shape_of
 from mupscale.studies import Study, StudyConfig, TrialRecord
 from mupscale.studies.config import Cell, Trainer
 from mupscale.targets import Family, resolve
-from mupscale.theory import Rule
+from mupscale.theory import Rule, RunSize
 from mupscale.training import lengths
 from mupscale.training.config import OptimizerConfig, model_sizes, rule_from
 from mupscale.training.preparation import on_meta
@@ -36,6 +36,12 @@ class Variant:
     @property
     def tokens_per_parameter(self) -> float | None:
         return self.tokens / self.shape.parameters if self.tokens else None
+
+    @property
+    def run(self) -> RunSize | None:
+        if not (self.tokens and self.batch_tokens):
+            return None
+        return RunSize(self.batch_tokens, self.tokens)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,11 @@ class Swept:
         """Per run: the geometric mean over variants, because optima are averaged in log2."""
         counts = [variant.steps for variant in self.variants if variant.steps]
         return math.exp(sum(map(math.log, counts)) / len(counts)) if counts else None
+
+    @property
+    def runs(self) -> list[RunSize]:
+        """Batch and tokens of the variants, where they are known."""
+        return [variant.run for variant in self.variants if variant.run]
 
     def numbers(self, name: str) -> list[int]:
         """A size of the swept models, such as width or r, where it is known."""

@@ -1,9 +1,11 @@
 """`transfer`: from a study to a recipe for a target."""
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 
@@ -18,11 +20,19 @@ from mupscale.errors import (
 )
 from mupscale.planning import Plan, plan
 from mupscale.planning.base import Base
+from mupscale.planning.factors import GROUPS
 from mupscale.planning.groups import BaseValues, takes_no_eps
 from mupscale.reading import Reading
 from mupscale.reading.structure import class_of
 from mupscale.recipes.choosing import choose
-from mupscale.recipes.lengths import length_for, sequence_for, total_tokens
+from mupscale.recipes.crossing import Averages, crossed
+from mupscale.recipes.lengths import (
+    RunLength,
+    batch_choice,
+    length_for,
+    sequence_for,
+    total_tokens,
+)
 from mupscale.recipes.options import (
     TargetRun,
     TrainingSettings,
@@ -33,16 +43,18 @@ from mupscale.recipes.options import (
 )
 from mupscale.recipes.predicting import doubts, extrapolated, predicted, rule_optima
 from mupscale.recipes.recipe import Recipe, StudyEvidence
-from mupscale.recipes.risks import risks, schedule_risks
+from mupscale.recipes.risks import risks, run_risks, schedule_risks
 from mupscale.recipes.rows import rows_of
 from mupscale.recipes.shapes import shape_of
 from mupscale.recipes.swept import Swept, swept_under
-from mupscale.recipes.values import BaseValue, Carrying, carried, settled
+from mupscale.recipes.values import BaseValue, Carrying, DecayLaw, carried, settled
 from mupscale.studies import Study
 from mupscale.studies.config import factors_in
 from mupscale.studies.measured import analysis_of
 from mupscale.targets import Target, resolve
-from mupscale.theory import optimizer_named
+from mupscale.theory import RunFactors, RunSize, optimizer_named
+from mupscale.theory.laws import LAWS
+from mupscale.theory.runs import run_formulas
 
 TORCH_EPS = 1e-8
 
@@ -67,8 +79,9 @@ def transfer(
     to        the target: a name that `mupscale plan` takes, a model (also on the meta device) or a
               `Target`
     rule      a rule of the study (default: the one with the lowest loss at the proxy's optimum)
-    decay     what to keep of weight decay: its value ("wd") or its time scale in runs ("tau")
-    run       length of the target's run: `TargetRun(tokens=1e12)`
+    decay     what to keep of weight decay: its value ("wd"), its time scale in runs ("tau"), or
+              neither: take the time scale from a law ("power-lines")
+    run       the target's run: `TargetRun(tokens=1e12, run="completed-p")`
     base      what you know about the base: `TunedBase(weight_decay=0.1)`, or its model or config
     reading   what the target cannot say by itself: roles, ignored keys, inputs (default: the
               mupscale.toml next to a target given by name)
@@ -79,7 +92,7 @@ def transfer(
     target, run = _target(to), run or TargetRun()
     base = base if isinstance(base, TunedBase) else TunedBase(model=base)
     reading = target.reading if reading is None else reading
-    _check(study, base, rule, decay)
+    _check(study, base, run, rule, decay)
     analysis = analysis_of(study) if analysis is None else analysis
     name, why = choose(analysis, rule)
     swept, shape = swept_under(study, name), shape_of(target.model, reading)
@@ -89,6 +102,7 @@ def transfer(
     if not optima:
         raise StudyFailedError(f"no trial of {name} finished, so there is no optimum to transfer.")
     factors = _factors(swept.settings, optima, analysis.confidence)
+    swept = replace(swept, rule=swept.rule.with_(run=run.run))
     planned = _plan(target, swept, base.model, reading)
     planned = planned.with_factors({name: one.value for name, one in factors.items()})
     sequence = sequence_for(shape, run.sequence)
@@ -104,8 +118,16 @@ def transfer(
             + (f", nor {in_words(unknown)}, which it would leave open" if unknown else "")
             + f". {how_to_set([*missing, *unknown])}"
         )
-    length = length_for(shape.parameters, tokens, sequence, swept.settings["batch_rule"])
+    batch = batch_choice(run, swept.settings["batch_rule"])
+    length = length_for(shape.parameters, tokens, sequence, batch)
     training.check_fit(length.steps, length.warmup)
+    planned, crossing = crossed(
+        planned,
+        swept.runs,
+        RunSize(length.batch_tokens, length.tokens),
+        used_source="as requested" if run.run else f"as the study's rule {name} says",
+        averages=_averages(planned, training, swept.settings),
+    )
 
     log2_lr = predicted(optima["lr"], moved.mean, analysis.confidence)
     values = {
@@ -123,7 +145,10 @@ def transfer(
         proxy_steps=swept.steps,
         target_steps=length.steps,
         kind=planned.decay,
+        factors=_run_factors(planned),
+        law=_decay_law(planned, length, values["lr"].value, swept.settings),
     )
+    noise_scale = base.noise_scale or _noise_scale(swept)
     numbers = (values["lr"].value, carried_decay.value.value, eps.value if eps else None)
     rows = rows_of(planned, _base_values(planned, *numbers, swept.settings), values["std"].value)
     unbounded = [] if values["lr"].bounded else ["nothing bounds the rate: add rates or seeds"]
@@ -142,6 +167,8 @@ def transfer(
         unknown=unknown,
         settings=swept.settings,
         length=length,
+        crossing=crossing,
+        noise_scale=noise_scale,
         plan=planned,
         rows=tuple(replace(row, eps=None) for row in rows) if "eps" in unknown else rows,
         evidence=_evidence(swept, analysis, moved, 6.0 * shape.active_parameters * length.tokens),
@@ -149,6 +176,7 @@ def transfer(
         risks=(
             *schedule_risks(swept, training),
             *risks(swept, shape, length, planned, analysis, moved),
+            *run_risks(crossing, length, shape, carried_decay, planned, noise_scale),
         ),
         doubts=tuple(doubts(analysis, name) or unbounded),
     )
@@ -164,10 +192,15 @@ def _target(to: object) -> Target:
     raise OptionError(f"to={to!r} is not a target. Give a name such as 'llama-3-8b', or a model.")
 
 
-def _check(study: Study, base: TunedBase, rule: str | None, decay: str) -> None:
+def _check(study: Study, base: TunedBase, run: TargetRun, rule: str | None, decay: str) -> None:
     """Find wrong arguments before anything is computed."""
-    if decay not in ("wd", "tau"):
-        raise UnknownNameError("way to carry decay over", decay, ("wd", "tau"))
+    if decay not in get_args(Carrying):
+        raise UnknownNameError("way to carry decay over", decay, get_args(Carrying))
+    if run.run is not None:
+        run_formulas(run.run)
+    noise = base.noise_scale
+    if noise is not None and not (math.isfinite(noise) and noise > 0):
+        raise OptionError(f"noise_scale={noise:g} must be a positive number of tokens.")
     rules = dict.fromkeys(cell.rule_name for cell in study.config.cells())
     if rule is not None and rule not in rules:
         raise UnknownNameError("rule of this study", rule, rules)
@@ -212,6 +245,50 @@ def _with_betas(
         return settings
     found = predicted(optima["one_minus_beta2"])
     return {**settings, "betas": (settings["betas"][0], 1 - 2**found.value)}
+
+
+def _averages(planned: Plan, training: TrainingSettings, settings: Mapping[str, Any]) -> Averages:
+    """What the optimizer averages with, as far as it is known."""
+    row = optimizer_named(planned.optimizer)
+    return Averages(
+        betas=None if row.betas is None else training.betas,
+        momentum=settings.get("momentum") if row.momentum else None,
+    )
+
+
+def _run_factors(planned: Plan) -> RunFactors:
+    """What the rule for the run multiplies the base values of the matrices by."""
+    if planned.run is None:
+        return RunFactors()
+    return planned.run.factors(planned.rule, planned.optimizer, planned.decay)
+
+
+def _decay_law(
+    planned: Plan, length: RunLength, lr: float, settings: Mapping[str, Any]
+) -> DecayLaw | None:
+    """τ_epoch of the hidden weights by a law: their geometric mean where the rule does not scale
+    decay, so that it differs between them.
+    """
+    if planned.decay == "l2":
+        return None
+    base = _base_values(planned, lr, 1.0, None, settings)
+    products = [
+        values["lr"] * values["weight_decay"]
+        for parameter in planned.parameters.values()
+        if parameter.role in GROUPS["hidden"]
+        for values in [base[parameter.optimizer].of(parameter)]
+    ]
+    decayed = [product for product in products if product > 0]
+    if not decayed:
+        return None
+    ratio = length.tokens_per_parameter
+    return DecayLaw(LAWS["decay"].at(TPP=ratio), ratio, statistics.geometric_mean(decayed))
+
+
+def _noise_scale(swept: Swept) -> float | None:
+    """The median over the trials that recorded one."""
+    found = [trial.noise_scale_tokens for trial in swept.trials if trial.noise_scale_tokens]
+    return statistics.median(found) if found else None
 
 
 def _with_decay(searched: Mapping[str, Any]) -> set[str]:

@@ -1,18 +1,20 @@
-"""Base values with their intervals, and the two ways to carry weight decay over."""
+"""Base values with their intervals, and the ways to carry weight decay over."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mupscale.analysis.estimates import Estimate
 from mupscale.errors import OptionError
-from mupscale.theory import Decay
+from mupscale.theory import Decay, RunFactors
 
-Carrying = Literal["wd", "tau"]
-"""Keep the base value λ of weight decay, or its time scale τ_epoch in runs."""
+Carrying = Literal["wd", "tau", "power-lines"]
+"""Keep the base value λ of weight decay or its time scale τ_epoch in runs, or take τ_epoch from a
+law.
+"""
 
-Source = Literal["searched", "not searched", "given", "torch's default"]
+Source = Literal["searched", "not searched", "given", "torch's default", "power-lines"]
 
 
 @dataclass(frozen=True)
@@ -46,32 +48,40 @@ class BaseValue:
 
 
 @dataclass(frozen=True)
+class DecayLaw:
+    """τ_epoch of the target's hidden weights by a law."""
+
+    tau: float
+    tokens_per_parameter: float
+    share: float
+    "lr × decay of hidden weights in the target's run, at a base decay of 1."
+
+
+@dataclass(frozen=True)
 class CarriedDecay:
-    """The target's base weight decay: the study's λ, or the one that keeps τ = 1/(η·λ·steps)."""
+    """The target's base weight decay: the study's λ, the one that keeps τ = 1/(η·λ·steps), or the
+    one that gives the τ of a law.
+    """
 
     chosen: Carrying
     by_wd: BaseValue
     by_tau: BaseValue | None
     "None if the study's steps are unknown, and for l2 decay, which has no τ."
+    by_law: BaseValue | None
+    "None for l2 decay."
+    law: DecayLaw | None
     proxy_steps: float | None
     target_steps: int
     proxy_tau: float | None
     "τ_epoch of the study's runs; None without decay."
+    target_tau: float | None
+    "τ_epoch of the target's base values with the chosen decay."
 
     @property
     def value(self) -> BaseValue:
-        if self.chosen == "wd":
-            return self.by_wd
-        assert self.by_tau is not None
-        return self.by_tau
-
-    @property
-    def target_tau(self) -> float | None:
-        """τ_epoch of the target with the chosen decay."""
-        if self.proxy_tau is None or self.proxy_steps is None:
-            return None
-        kept = self.chosen == "tau"
-        return self.proxy_tau if kept else self.proxy_tau * self.proxy_steps / self.target_steps
+        found = {"wd": self.by_wd, "tau": self.by_tau, "power-lines": self.by_law}[self.chosen]
+        assert found is not None
+        return found
 
 
 def carried(
@@ -83,11 +93,15 @@ def carried(
     proxy_steps: float | None,
     target_steps: int,
     kind: Decay = "lr_coupled",
+    factors: RunFactors = RunFactors(),  # noqa: B008
+    law: DecayLaw | None = None,
 ) -> CarriedDecay:
-    """Weight decay for the target, from the study's decay or its τ_epoch.
+    """Weight decay for the target, from the study's decay, its τ_epoch or a law.
 
     Decay coupled to the rate shrinks weights by η·λ per step, independent decay by λ alone. Either
     way, keeping τ makes λ proportional to 1/steps. Decay in the gradient (l2) has no time scale.
+    `factors` are those of a rule for the run, which the plan multiplies rates and decays by: a
+    decay that keeps τ, or takes it from a law, divides by them.
 
     >>> decay = BaseValue.fixed(0.1, "not searched")
     >>> both = carried("tau", 2**-6, decay, None, proxy_steps=500, target_steps=50_000)
@@ -102,14 +116,29 @@ def carried(
                 "trainer report them."
             )
         decay = _inverse(tau, lr * proxy_steps)
-    if chosen == "tau" and (proxy_steps is None or kind == "l2"):
-        no_steps = "the study's trials do not report their steps"
-        reason = "l2 decay has no time scale" if kind == "l2" else no_steps
-        raise OptionError(f"decay='tau': {reason}. Use decay='wd'.")
-    by_tau = decay.times(proxy_steps / target_steps) if proxy_steps and kind != "l2" else None
-    rate = decay.value * (1.0 if kind == "independent" else lr)
-    proxy_tau = 1 / (rate * proxy_steps) if rate and proxy_steps and by_tau else None
-    return CarriedDecay(chosen, decay, by_tau, proxy_steps, target_steps, proxy_tau)
+    if chosen != "wd" and kind == "l2":
+        raise OptionError(f"decay={chosen!r}: l2 decay has no time scale. Use decay='wd'.")
+    if chosen == "tau" and proxy_steps is None:
+        raise OptionError(
+            "decay='tau': the study's trials do not report their steps. Use decay='wd'."
+        )
+    if chosen == "power-lines" and law is None:
+        raise OptionError("decay='power-lines': the plan decays no hidden weights. Use decay='wd'.")
+    rate, growth = (1.0, 1.0) if kind == "independent" else (lr, factors.lr)
+    growth *= factors.weight_decay
+    by_tau = by_law = None
+    if kind != "l2":
+        by_tau = decay.times(proxy_steps / (target_steps * growth)) if proxy_steps else None
+        by_law = law and BaseValue.fixed(1 / (law.tau * law.share * target_steps), "power-lines")
+    lost = rate * decay.value * (proxy_steps or 0.0)  # share of a weight over the study's run
+    proxy_tau = 1 / lost if lost and kind != "l2" else None
+    found = CarriedDecay(
+        chosen, decay, by_tau, by_law, law, proxy_steps, target_steps, proxy_tau, proxy_tau
+    )
+    if chosen == "tau":
+        return found
+    share = rate * found.value.value * growth * target_steps
+    return replace(found, target_tau=1 / share if share and kind != "l2" else None)
 
 
 def _inverse(tau: BaseValue, factor: float) -> BaseValue:

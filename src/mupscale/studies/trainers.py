@@ -252,7 +252,9 @@ def _recorded(folder: Path) -> dict[str, Any]:
         if not row.get("diverged"):
             curve.add(row["loss"], row["step"])
     curve.step = record["step"]
-    return curve.result(record["status"], loss=record["validation_loss"])
+    result = curve.result(record["status"], loss=record["validation_loss"])
+    noise = record.get("noise_scale_tokens")
+    return result if noise is None else result | {"noise_scale_tokens": noise}
 
 
 # A user's function

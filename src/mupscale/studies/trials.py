@@ -49,6 +49,8 @@ class TrialRecord:
     began: float | None = None
     seconds: float | None = None
     error: str | None = None
+    noise_scale_tokens: float | None = None
+    "Gradient noise scale at the end of the run, if it was measured."
     fingerprint: str = ""
     "A hash of everything that decides the result: trials that share it have the same result."
 
@@ -68,6 +70,8 @@ class TrialRecord:
     def to_dict(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         values["same"] = values.pop("fingerprint")  # the key that records have always had
+        if self.noise_scale_tokens is None:  # left out, as in older records
+            del values["noise_scale_tokens"]
         return values
 
     @staticmethod

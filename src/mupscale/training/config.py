@@ -94,6 +94,8 @@ class Recording:
     eval_batches: int = 16
     checkpoint_every: int = 100
     tensorboard: bool = False
+    noise_every: int | None = None
+    "Steps between measurements of the gradient noise scale (default: none)."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +253,13 @@ def _check(config: RunConfig) -> None:
         **{f"base.{key}": config.base.get(key) for key in RUN_SIZES},
         **{
             f"record.{key}": getattr(record, key)
-            for key in ("log_every", "eval_every", "eval_batches", "checkpoint_every")
+            for key in (
+                "log_every",
+                "eval_every",
+                "eval_batches",
+                "checkpoint_every",
+                "noise_every",
+            )
         },
     }
     for name, value in counts.items():

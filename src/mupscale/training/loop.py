@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mupscale.data import Batches, Corpus, ValidationBatches, open_corpus
-from mupscale.errors import InterruptedRunError, OptionError
+from mupscale.errors import DimensionError, InterruptedRunError, OptionError
 from mupscale.planning import Plan
 from mupscale.reading.structure import bare, bare_name
 from mupscale.records import finite, write_whole
 from mupscale.training import checkpoints
 from mupscale.training.config import RunConfig, changed_settings
 from mupscale.training.metrics import Board, MetricsFile, read_lines
+from mupscale.training.noise import NoiseScale, noise_parts
 from mupscale.training.preparation import (
     Lengths,
     check_vocabulary,
@@ -64,6 +65,8 @@ class RunRecord:
     diverged_at: int | None
     data: dict[str, str | int]
     config: dict[str, Any] = field(repr=False)
+    noise_scale_tokens: float | None = None
+    "The last gradient noise scale, if it was measured."
 
 
 def run(
@@ -161,7 +164,20 @@ class _Training:
         )
         self.optimizers: list[Optimizer] = optimizers(self.plan, model, config.optimizer)
         self.step, self.first_loss = 0, math.nan
+        self.noise = NoiseScale()
+        self._check_halves()
         self._resume()
+
+    def _check_halves(self) -> None:
+        """A noise scale needs the gradient of a part of the batch."""
+        batch, ranks = self.lengths.batch, self.processes.ranks
+        whole = self.config.record.noise_every is None or self.config.length.accumulate > 1
+        if not whole and batch % (2 * ranks):
+            each = f" on each of {ranks} ranks" if ranks > 1 else ""
+            raise DimensionError(
+                f"record.noise_every splits a batch into halves{each}, but length.batch = {batch}. "
+                f"Choose a multiple of {2 * ranks}."
+            )
 
     def _write_config(self) -> None:
         if self.processes.first and not _has_begun(self.folder):
@@ -179,6 +195,8 @@ class _Training:
             fill_(tensor, checkpoint.tensors[f"model/{name}"])
         load_optimizer_state_(self.optimizers, checkpoint.tensors)
         self.step, self.first_loss = checkpoint.step, checkpoint.values["first_loss"]
+        if "noise" in checkpoint.values:
+            self.noise.load_(checkpoint.values["noise"])
         self.remark(f"resuming after step {self.step}")
 
     def run(self, report: Report) -> RunRecord:
@@ -220,6 +238,8 @@ class _Training:
                 return
             if self._is_due(self.config.record.eval_every) or self.step == self.lengths.steps:
                 row["validation_loss"] = finite(self._evaluate())
+            if self._is_due(self.config.record.noise_every):
+                row["noise_scale_tokens"] = self.noise.tokens
             tokens = self.lengths.batch * self.config.data.sequence
             speed = tokens / (time.perf_counter() - began)
             report(RunProgress(self.step, self.lengths.steps, loss, speed))
@@ -229,23 +249,42 @@ class _Training:
         return every is not None and self.step % every == 0
 
     def _train_step(self) -> float:
-        micros = self.config.length.accumulate
+        micros, every = self.config.length.accumulate, self.config.record.noise_every
+        measured = every is not None and (self.step + 1) % every == 0
+        if measured:  # two halves have the same mean gradient as their batch, up to rounding
+            micros = max(2, micros)
         factor = self.lengths.schedule.at(self.step)
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
             group["lr"] = group["initial_lr"] * factor
         rank, ranks = self.processes.rank, self.processes.ranks
+        part = math.nan
         total = torch.zeros((), device=self.processes.device)
         for micro in range(micros):
             batch = self.batches.at(self.step, rank=rank, ranks=ranks, micro=micro, micros=micros)
             loss = self._loss(batch.inputs, batch.targets) / micros
             loss.backward()
             total += loss.detach()
+            if measured and micro + 1 == micros // 2:
+                part = self._squared_norm()
+        if measured:
+            self._add_noise(micros // 2 / micros, part, self._squared_norm())
         if self.config.optimizer.clip is not None:
             self.plan.clip_grad_norm_(self.model, self.config.optimizer.clip)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return self.processes.mean(total).item()
+
+    def _squared_norm(self) -> float:
+        """Of the gradients so far. Ranks have averaged or sharded them, so this is global."""
+        return self.plan.grad_norm(self.model).item() ** 2
+
+    def _add_noise(self, share: float, part: float, whole: float) -> None:
+        """`part` is the squared norm after `share` of a batch, of a gradient that counts to the
+        mean over the whole batch.
+        """
+        tokens = self.lengths.batch * self.config.data.sequence
+        self.noise.add(noise_parts(share * tokens, tokens, part / share**2, whole))
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         device = self.processes.device
@@ -273,7 +312,10 @@ class _Training:
         tensors |= optimizer_state(self.optimizers)
         if metrics is not None:
             metrics.sync()
-            state = checkpoints.Checkpoint(self.step, tensors, {"first_loss": self.first_loss})
+            values: dict[str, Any] = {"first_loss": self.first_loss}
+            if self.config.record.noise_every is not None:
+                values["noise"] = self.noise.state()
+            state = checkpoints.Checkpoint(self.step, tensors, values)
             checkpoints.save(self.folder / "checkpoint", state)
         self.processes.wait()
 
@@ -284,6 +326,7 @@ class _Training:
         rows, _ = read_lines(self.folder / "metrics.jsonl")
         last = rows[-1]
         diverged = bool(last.get("diverged"))
+        measured = (row.get("noise_scale_tokens") for row in reversed(rows))
         record = RunRecord(
             status="diverged" if diverged else "finished",
             step=last["step"],
@@ -294,9 +337,13 @@ class _Training:
             diverged_at=last["step"] if diverged else None,
             data=self.corpus.describe(),
             config=self.config.to_dict(),
+            noise_scale_tokens=next(filter(None, measured), None),
         )
         if self.processes.first:
-            text = json.dumps(asdict(record), indent=1) + "\n"
+            values = asdict(record)
+            if record.noise_scale_tokens is None:  # left out, as in records without it
+                del values["noise_scale_tokens"]
+            text = json.dumps(values, indent=1) + "\n"
             write_whole(self.folder / "record.json", text.encode())
         return record
 

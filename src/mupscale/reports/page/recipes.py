@@ -17,11 +17,11 @@ def recipe_view(recipe: "Recipe") -> RecipeView:
 
     title, *facts = showing.summary(recipe)
     headings, *values = showing.values_table(recipe)
-    # Weight decay carried over in the other way: over many more steps the two differ a lot.
-    decays = showing.decay_table(recipe)[1:]
-    way, value, *interval, kept = next(line for line in decays if not line[0].startswith("→"))
-    other = [f"or with --decay {way.strip()}", value, *(interval or [""]), "", f"keeps {kept}"]
-    values.insert(2, other)
+    # Weight decay carried over in other ways: over many more steps they differ a lot.
+    others = [line for line in showing.decay_table(recipe)[1:] if not line[0].startswith("→")]
+    for place, (way, value, *interval, origin) in enumerate(others, start=2):
+        words = [f"or with --decay {way.strip()}", value, *(interval or [""]), "", origin]
+        values.insert(place, words)
     return RecipeView(
         title=title,
         headings=headings,
