@@ -245,6 +245,8 @@ def _content(
     path: Path,
 ) -> dict[str, Any]:
 
+    from mupscale.analysis.fits import FITS
+
     return {
         "rule": str(path) if evidence else None,
         "evidence": asdict(evidence) if evidence else None,
@@ -267,9 +269,7 @@ def _content(
             {
                 "batch_tokens": table.batch,
                 "tokens": table.tokens,
-                "lowest": {
-                    fit: [asdict(point) for point in points] for fit, points in table.lowest.items()
-                },
+                "lowest": {fit: [asdict(point) for point in table.lowest(fit)] for fit in FITS},
             }
             for table in tables
         ],

@@ -101,22 +101,21 @@ def run_calibration(
         for key, value in config.tables.get("length", {}).items()
         if key not in ("steps", "tokens_per_parameter", *RUN_SIZES)
     }
-    fixed = {name: values[0] for name, values in sizes.items() if name not in over}
-    tables = {**config.tables, "length": {**length, **fixed}}
-    base = {**config.tables.get("base", {}), **{name: min(sizes[name]) for name in over}}
+    tables = {**config.tables, "length": length}
+    base = {**config.tables.get("base", {}), **{name: min(sizes[name]) for name in RUN_SIZES}}
     if config.trainer is None or config.trainer.base is None:
         tables["base"] = base
     least = min(sizes["batch"])
 
     def part(batch: int) -> StudyConfig:
-        vary = {"batch": (batch,)} if "batch" in over else {}
-        vary |= {"tokens": tuple(sizes["tokens"])} if "tokens" in over else {}
+        # Both, so that a trainer of the user's own always gets {batch} and {tokens}.
+        vary = {"batch": (batch,), "tokens": sizes["tokens"]}
         low, high = config.space["lr"]
         # Whole steps of the grid, so that rates of different batches can be compared by eye.
         step = config.search.step
         move = 2.0 ** (round(SHIFT * math.log2(batch / least) / step) * step)
         space = {**config.space, "lr": (low * move, high * move)}
-        name = f"{config.name[:50]}-{_folder(batch)}" if "batch" in over else config.name
+        name = f"{config.name[:50]}-{_folder(batch)}"
         return dataclasses.replace(
             config, name=name, vary=vary, space=space, rule_space={}, tables=tables
         )
@@ -203,8 +202,7 @@ def _own_sizes(config: StudyConfig) -> dict[str, int]:
 def _tokens(config: StudyConfig) -> float:
     if config.trainer is None:
         return planned_tokens(config)
-    each = [cell.dimensions.get("tokens", config.tables["length"]["tokens"])
-            for cell in config.cells()]  # fmt: skip
+    each = [cell.dimensions["tokens"] for cell in config.cells()]
     return (planned_runs(config) or 0) / len(each) * sum(each)
 
 

@@ -13,11 +13,12 @@ from mupscale.reading.structure import bare, bare_name
 from mupscale.recipes.shapes import ModelShape, shape_of
 from mupscale.studies import Study, StudyConfig, TrialRecord
 from mupscale.studies.config import Cell, Trainer
+from mupscale.studies.planning import own_run_jump
 from mupscale.targets import Family, resolve
 from mupscale.theory import Rule, RunSize
 from mupscale.training import lengths
 from mupscale.training.config import OptimizerConfig, model_sizes, rule_from
-from mupscale.training.preparation import on_meta
+from mupscale.training.preparation import on_meta, run_sizes
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Swept:
     base: Mapping[str, int]
     one_base: bool
     "Whether all variants have the same base."
+    base_run: RunSize | None
+    "None if the rule does not scale with batch and tokens."
     settings: Mapping[str, Any]
     schedules: tuple[tuple[str | None, float | None], ...]
     "The different schedules of the variants with their decay shares; None where unknown."
@@ -75,7 +78,11 @@ class Swept:
 
     @property
     def runs(self) -> list[RunSize]:
-        """Batch and tokens of the variants, where they are known."""
+        """Batch and tokens of the run in which the base values were tuned: that of the base if the
+        rule scales with them, and otherwise those of the variants, where they are known.
+        """
+        if self.base_run is not None:
+            return [self.base_run]
         return [variant.run for variant in self.variants if variant.run]
 
     def numbers(self, name: str) -> list[int]:
@@ -99,6 +106,7 @@ def swept_under(study: Study, rule: str) -> Swept:
         trials=tuple(trial for trial in trials if trial.rule == rule),
         base=bases[0],
         one_base=all(base == bases[0] for base in bases),
+        base_run=base_run(config, cells[0]),
         settings=reader.settings(cells[0]),
         schedules=tuple(
             dict.fromkeys((s["schedule"], s["decay_share"]) for s in map(reader.settings, cells))
@@ -106,6 +114,18 @@ def swept_under(study: Study, rule: str) -> Swept:
         corpus=reader.corpus,
         flops=_flops(study.trials, variants),
     )
+
+
+def base_run(config: StudyConfig, cell: Cell) -> RunSize | None:
+    """The run in which the base values of a cell were tuned, if its rule scales with batch and
+    tokens.
+    """
+    if config.trainer is not None:
+        jump = own_run_jump(config, cell)
+    else:
+        middle = {name: math.sqrt(low * high) for name, (low, high) in config.space.items()}
+        jump = run_sizes(config.run_config(cell, middle, config.seeds[0]))
+    return None if jump is None else jump.base
 
 
 def _flops(trials: Sequence[TrialRecord], variants: Mapping[str, Variant]) -> float | None:

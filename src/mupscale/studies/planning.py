@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from mupscale.errors import OptionError
+from mupscale.planning.run_sizes import RunJump
 from mupscale.reading import Reading
 from mupscale.studies.config import Cell, StudyConfig, Trainer, factors_in
 from mupscale.theory import RunSize
@@ -43,15 +44,15 @@ def plan_dict(
         "optimizer": optimizer.get("name", "adamw"),
         "rule": cell.rule,
         "decay": optimizer.get("decay"),
-        "run": _run_sizes(config, cell),
+        "run": None if (jump := own_run_jump(config, cell)) is None else jump.to_dict(),
     }
     factors = {**optimizer.get("factors", {}), **factors_in(params)}
     return json.loads(_planned(json.dumps(asked), config.reading, json.dumps(factors)))
 
 
-def _run_sizes(config: StudyConfig, cell: Cell) -> list[dict[str, int]] | None:
-    """Batch and tokens of the tuned run and of the cell's, in tokens; None if the rule does not
-    scale with them.
+def own_run_jump(config: StudyConfig, cell: Cell) -> RunJump | None:
+    """From the run in which the values of the user's own trainer were tuned to a cell's; None if
+    the rule does not scale with batch and tokens.
     """
     rule = rule_from(cell.rule)
     if rule.run == "none":
@@ -59,20 +60,20 @@ def _run_sizes(config: StudyConfig, cell: Cell) -> list[dict[str, int]] | None:
     length, base = cell.tables.get("length", {}), cell.tables.get("base", {})
     sequence = cell.tables.get("data", {}).get("sequence")
     own: dict[str, Any] = {name: cell.dimensions.get(name, length.get(name)) for name in RUN_SIZES}
-    tuned = {
-        name: base.get(name, min(config.vary[name]) if name in config.vary else own[name])
-        for name in RUN_SIZES
-    }
     missing = [f"length.{name}" for name in RUN_SIZES if own[name] is None]
     missing += [] if sequence else ["data.sequence"]
-    if missing or not (config.vary.keys() | base.keys()) & set(RUN_SIZES):
-        missing = missing or ["base.batch and base.tokens"]
+    if not (config.vary.keys() | base.keys()) & set(RUN_SIZES):
+        missing.append("base.batch and base.tokens")
+    if missing:
         raise OptionError(
             f"the rule {rule} scales with batch and tokens (run = {rule.run!r}), but the study "
             f"does not give {', '.join(missing)}. Set them: batch in sequences, tokens of the "
             "whole run."
         )
-    return [{"batch": size["batch"] * sequence, "tokens": size["tokens"]} for size in (tuned, own)]
+    least = {name: min(config.vary.get(name, [own[name]])) for name in RUN_SIZES}
+    tuned = least | {name: base[name] for name in RUN_SIZES if name in base}
+    sizes = [RunSize(batch=one["batch"] * sequence, tokens=one["tokens"]) for one in (tuned, own)]
+    return RunJump(*sizes)
 
 
 @lru_cache(maxsize=64)
@@ -96,8 +97,8 @@ def _without_factors(asked: str, reading: Reading) -> str:
     rule, run = rule_from(values.pop("rule")), values.pop("run")
     planned = plan(model, base=reference, rule=rule, reading=reading, **values)
     if run is not None:
-        tuned, own = (RunSize(**size) for size in run)
-        planned = planned.with_run(base=tuned, target=own)
+        jump = RunJump.from_dict(run)
+        planned = planned.with_run(base=jump.base, target=jump.target)
     return planned.to_json()
 
 
