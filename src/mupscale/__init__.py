@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mupscale.checks import coordinate_check
     from mupscale.errors import MupscaleError
     from mupscale.norms import expected_operator_norm, repeat, rms_operator_norm, spectral_norm
-    from mupscale.planning import Plan, plan
+    from mupscale.planning import START_FACTORS, Plan, plan, start_std
     from mupscale.reading import Reading, read
     from mupscale.recipes import Recipe, TargetRun, TunedBase, transfer
     from mupscale.studies import Study
@@ -27,17 +27,17 @@ __version__ = "0.1.0"
 
 # fmt: off
 __all__ = [
-    "MupscaleError", "Plan", "Reading", "Recipe", "Rule", "RunSize", "Scaling", "Study",
-    "TargetRun", "TunedBase", "analysis", "checks", "coordinate_check", "derive", "engines",
-    "expected_operator_norm", "norms", "optim", "plan", "planning", "proxy", "read", "reading",
-    "recipes", "repeat", "rms_operator_norm", "spectral_norm", "studies", "targets", "theory",
-    "transfer",
+    "START_FACTORS", "MupscaleError", "Plan", "Reading", "Recipe", "Rule", "RunSize", "Scaling",
+    "Study", "TargetRun", "TunedBase", "analysis", "checks", "coordinate_check", "derive",
+    "engines", "expected_operator_norm", "norms", "optim", "plan", "planning", "proxy", "read",
+    "reading", "recipes", "repeat", "rms_operator_norm", "spectral_norm", "start_std", "studies",
+    "targets", "theory", "transfer",
 ]
 _HOMES = {
     "checks": ["coordinate_check"],
     "errors": ["MupscaleError"],
     "norms": ["expected_operator_norm", "repeat", "rms_operator_norm", "spectral_norm"],
-    "planning": ["Plan", "plan"],
+    "planning": ["START_FACTORS", "Plan", "plan", "start_std"],
     "reading": ["Reading", "read"],
     "recipes": ["Recipe", "TargetRun", "TunedBase", "transfer"],
     "studies": ["Study"],

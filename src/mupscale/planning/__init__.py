@@ -4,6 +4,16 @@ code.
 
 from mupscale.planning.plan import Plan
 from mupscale.planning.planner import plan
+from mupscale.planning.start import START_FACTORS, START_STD, start_std
 from mupscale.planning.values import Hook, PlannedParameter, RowBlock
 
-__all__ = ["Hook", "Plan", "PlannedParameter", "RowBlock", "plan"]
+__all__ = [
+    "START_FACTORS",
+    "START_STD",
+    "Hook",
+    "Plan",
+    "PlannedParameter",
+    "RowBlock",
+    "plan",
+    "start_std",
+]

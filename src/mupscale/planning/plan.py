@@ -26,6 +26,7 @@ from mupscale.planning import (
 from mupscale.planning.factors import applying, multiplied
 from mupscale.planning.groups import PerRole
 from mupscale.planning.run_sizes import RunJump
+from mupscale.planning.start import start_std
 from mupscale.planning.values import Hook, Multipliers, PlannedParameter
 from mupscale.planning.verification import Verified
 from mupscale.reading import Reading, run_once
@@ -99,13 +100,14 @@ class Plan:
     # Applying it
 
     def initialize_(
-        self, model: nn.Module, *, std: PerRole, seed: int, draw: Sequence[str] = ()
+        self, model: nn.Module, *, std: PerRole | None = None, seed: int, draw: Sequence[str] = ()
     ) -> None:
         """Draw the weights, set gains and biases, and attach the plan's hooks, if any.
 
         `std` is the base's standard deviation, or one per role with a "default":
-        {"default": 0.02, "embedding": 1.0}. Each parameter is drawn from (seed, its name), so that
-        order, sharding and device do not matter.
+        {"default": 0.02, "embedding": 1.0} (default: `start_std`, 0.8 over the square root of the
+        base's width). Each parameter is drawn from (seed, its name), so that order, sharding and
+        device do not matter.
 
         Only tensors that the model itself drew at random are drawn again. Zeros and other
         constants, frozen tensors and buffers keep their values, and the plan's warnings name them;
@@ -113,6 +115,8 @@ class Plan:
         recompute its own buffers, such as rotary frequencies. Raises if all logits are equal
         afterwards although the readout is not zero.
         """
+        if std is None:
+            std = start_std(self.base.get("width", self.target["width"]))
         groups.check_per_role("std", std, [p.role for p in self.parameters.values() if p.drawn])
         if isinstance(seed, bool) or not isinstance(seed, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError(f"seed={seed!r} is not a whole number.")
