@@ -25,5 +25,5 @@ def test_the_factors_are_those_of_a_plan():
     plan = mu.plan(GPT(SHAPE), base={"width": 64})
     started = plan.with_factors(mu.START_FACTORS)
     for name, parameter in plan.parameters.items():
-        times = 8 if parameter.role == "embedding" else 1
+        times = 8 if parameter.role in ("embedding", "position") else 1
         assert started.parameters[name].lr == times * parameter.lr
