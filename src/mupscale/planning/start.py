@@ -13,10 +13,9 @@ START_STD = 0.8
 of it made no significant difference at width 64, and twice, a quarter and less were worse."""
 
 START_FACTORS: Mapping[str, float] = {"lr.embedding": 8.0}
-"""For `Plan.with_factors`: embeddings train at eight times the rate of the other weights. That holds
-for learned positions too, which the study did not have.
-Stds of embedding and readout and the scale of attention scores made no better start at another
-value."""
+"""For `Plan.with_factors`: embeddings train at eight times the rate of the other weights, also
+learned positions, which the study did not have. Stds of embedding and readout and the scale of
+attention scores made no better start at another value."""
 
 
 def start_std(base_width: int) -> float:
