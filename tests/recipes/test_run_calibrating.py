@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+import mupscale as mu
 from mupscale.cli import main
-from mupscale.errors import MupscaleError
+from mupscale.errors import MupscaleError, OptionError
 from mupscale.recipes.run_calibrating import (
     RunCalibration,
     calibrated_run,
@@ -18,8 +19,10 @@ from mupscale.recipes.run_calibrating import (
     sized_tables,
 )
 from mupscale.studies import Study
-from mupscale.theory import RunSize, derive_run, read_rule
-from mupscale.theory.rule_files import write_rule
+from mupscale.theory import Rule, RunSize, derive_run, read_rule
+from mupscale.theory.rule_files import exponent_formula, write_rule
+from tests.recipes.studies import DENSE, TINY
+from tests.recipes.test_calibrating import EVIDENCE
 
 A, B = 0.4, 0.2
 BOWL = """
@@ -102,6 +105,24 @@ def test_it_finds_the_exponents_and_every_command_takes_the_rule(bowl, tmp_path,
     assert "lr ∝ B^0.4" in capsys.readouterr().out
 
 
+def test_a_recipe_follows_what_was_measured_and_warns_beyond_it(bowl, tmp_path):
+    made = run_calibration(PROXY, ["batch"], batches=[4, 16])
+    rule, evidence = calibrated_run(made, run_answers(run(made, tmp_path / "c")))
+    path = tmp_path / "rule.json"
+    write_rule(path, rule, evidence)
+    plain, measured = (
+        mu.transfer(DENSE, to=TINY, run=mu.TargetRun(tokens=1e7, run=choice))
+        for choice in (None, str(path))
+    )
+    factor = plain.crossing.batch_growth ** evidence.exponents["lr.batch"][0]
+    for name, parameter in plain.plan.parameters.items():
+        assert measured.plan.parameters[name].lr == pytest.approx(factor * parameter.lr)
+    assert any("for which the rule's exponents were measured" in one for one in measured.risks)
+    write_rule(path, Rule("calibrated", kv_factor=exponent_formula(0.4)), EVIDENCE)
+    with pytest.raises(OptionError, match="says nothing about batch and tokens"):
+        mu.transfer(DENSE, to=TINY, run=mu.TargetRun(tokens=1e7, run=str(path)))
+
+
 def test_published_rules_stand_beside_what_was_measured(bowl, tmp_path):
     made = run_calibration(PROXY, OVER, batches=[4, 16], tokens=[2**20, 2**22])
     study = run(made, tmp_path / "c")
@@ -178,8 +199,6 @@ def test_a_rule_file_that_was_edited_is_refused(bowl, tmp_path):
 def test_outside_of_the_measured_range_a_plan_warns(bowl, tmp_path):
     made = run_calibration(PROXY, ["batch"], batches=[4, 16])
     rule, _ = calibrated_run(made, run_answers(run(made, tmp_path / "c")))
-    import mupscale as mu
-
     model = mu.targets.resolve("gpt:cpu_64_r1").model
     plan = mu.plan(model, base={"width": 32}, rule=rule)
     size = mu.RunSize(batch=512, tokens=2**20)

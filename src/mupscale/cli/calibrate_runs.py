@@ -155,7 +155,7 @@ def _text(
     if evidence is not None:
         lines += [
             wrapped(f"{path}: {evidence}"),
-            f"Use it: mupscale transfer STUDY --to MODEL --rule {path}",
+            f"Use it: mupscale transfer STUDY --to MODEL --run {path}",
         ]
     else:
         lines.append(wrapped(_advice(found["lr"])))

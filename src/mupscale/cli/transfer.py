@@ -38,8 +38,9 @@ class RunFlags:
     "Tokens per batch, instead of a rule."
     run: str | None = None
     """How the values change from the study's batch and length to the target's: none, sde,
-    completed-p, delphi, hyperp, nanochat, bjorck, or formulas such as 'lr=sqrt(B)/D**0.3' (default:
-    what the study's rule says).
+    completed-p, delphi, hyperp, nanochat, bjorck, formulas such as 'lr=sqrt(B)/D**0.3', or the
+    rule.json that mupscale calibrate --over batch,tokens writes (default: what the study's rule
+    says).
     """
 
 

@@ -36,7 +36,8 @@ class TargetRun:
     "Tokens per batch, instead of a rule."
     run: str | None = None
     """How the values change from the study's batch and length to the target's: none, sde,
-    completed-p, a published rule, or formulas in B and D (default: what the study's rule says).
+    completed-p, a published rule, formulas in B and D, or the rule.json of a calibration over
+    batch and tokens (default: what the study's rule says).
     """
 
 

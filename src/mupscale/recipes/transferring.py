@@ -52,9 +52,9 @@ from mupscale.studies import Study
 from mupscale.studies.config import factors_in
 from mupscale.studies.measured import analysis_of
 from mupscale.targets import Target, resolve
-from mupscale.theory import RunFactors, RunSize, optimizer_named
+from mupscale.theory import Rule, RunFactors, RunSize, optimizer_named
 from mupscale.theory.laws import LAWS
-from mupscale.theory.runs import run_formulas
+from mupscale.theory.rule_files import with_run
 
 TORCH_EPS = 1e-8
 
@@ -102,7 +102,7 @@ def transfer(
     if not optima:
         raise StudyFailedError(f"no trial of {name} finished, so there is no optimum to transfer.")
     factors = _factors(swept.settings, optima, analysis.confidence)
-    swept = replace(swept, rule=swept.rule.with_(run=run.run))
+    swept = replace(swept, rule=with_run(swept.rule, run.run))
     planned = _plan(target, swept, base.model, reading)
     planned = planned.with_factors({name: one.value for name, one in factors.items()})
     sequence = sequence_for(shape, run.sequence)
@@ -196,8 +196,7 @@ def _check(study: Study, base: TunedBase, run: TargetRun, rule: str | None, deca
     """Find wrong arguments before anything is computed."""
     if decay not in get_args(Carrying):
         raise UnknownNameError("way to carry decay over", decay, get_args(Carrying))
-    if run.run is not None:
-        run_formulas(run.run)
+    with_run(Rule("given"), run.run)
     noise = base.noise_scale
     if noise is not None and not (math.isfinite(noise) and noise > 0):
         raise OptionError(f"noise_scale={noise:g} must be a positive number of tokens.")

@@ -197,6 +197,20 @@ def rule_named(name: str) -> Rule:
     raise UnknownNameError("rule", name, [*RULES, "FILE.json"])
 
 
+def with_run(rule: Rule, choice: str | None) -> Rule:
+    """The rule with another choice for batch and tokens; a .json file gives the measured one."""
+    if choice is None or not choice.endswith(".json"):
+        return rule.with_(run=choice)
+    measured = read_rule(choice)
+    if measured.run == "none":
+        raise OptionError(
+            f"rule {choice} says nothing about batch and tokens. mupscale calibrate --over "
+            "batch,tokens writes one that does."
+        )
+    changed = rule.with_(run=measured.run)
+    return dataclasses.replace(changed, run_ranges=measured.run_ranges, evidence=measured.evidence)
+
+
 def _refuse(constant: str) -> Any:
     raise ValueError(f"it holds {constant}")
 
