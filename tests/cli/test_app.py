@@ -420,7 +420,7 @@ MISTAKES = {
     "paper coordinate-check --scale gpu": "gpu",
     "train": "width, depth, n_heads missing",
     "train nowhere.toml": "nowhere.toml: No such file",
-    "train --model.name cpu_64_r2": "give steps, or tokens_per_parameter",
+    "train --model.name cpu_64_r2": "give steps, tokens, or tokens_per_parameter",
     "train --model.name cpu_64_r2 --length.steps 2": "length.batch is missing",
     "train --modle.name cpu_64_r2": "Did you mean 'model'",
     "train --model.nam cpu_64_r2": "Did you mean 'name'",

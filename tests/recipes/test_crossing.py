@@ -187,6 +187,7 @@ class TestARuleForTheRun:
             {"name": "gqa-mup", "run": "sde"} if rule == "gqa-mup" else rule
             for rule in values["rules"]
         ]
+        values["base"] = {**values["base"], "batch": 16}
         changed = dataclasses.replace(study, config=type(study.config).from_dict(values))
         options = {"to": TINY, "rule": "gqa-mup", "analysis": analysis}
         followed = mu.transfer(changed, run=NEAR, **options)

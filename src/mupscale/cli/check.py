@@ -168,7 +168,7 @@ def folder_name(rule: str, name: str, settings: list[Any]) -> str:
     plain = re.sub(r"[^A-Za-z0-9]+", "-", f"{rule}-{name}").strip("-")
     # Folders of earlier checks are found by this text, in which a rule's evidence was `because`,
     # and newer choices were missing.
-    text = repr(settings).replace(", evidence=", ", because=")
+    text = repr(settings).replace(", evidence=", ", because=").replace(", run_ranges=()", "")
     for choice, default in NEWER.items():
         text = text.replace(f", {choice}={default!r}", "")
     return f"{plain[:48]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
