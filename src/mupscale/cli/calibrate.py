@@ -129,9 +129,8 @@ def calibrate(
             raise OptionError(
                 "--question is about key/value factors: leave it out over batch or tokens."
             )
-        return calibrate_runs.calibrate_runs(
-            over, study, search, where, settings, reading, output, dry_run, as_json
-        )
+        chosen = calibrate_runs.requested(over, study, search, where, settings, reading, output)
+        return calibrate_runs.run_calibration_in(*chosen, dry_run=dry_run, as_json=as_json)
     search.refuse("r", ("batches", "tokens", "weight_decay"))
     calibration, folder = _calibration(study, search, where, settings, reading, output)
     print(_cost(calibration), file=sys.stdout if dry_run else sys.stderr)

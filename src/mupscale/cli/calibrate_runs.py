@@ -40,16 +40,8 @@ def asked(over: str | None, study: Path | None) -> bool:
     return study is not None and study.is_dir() and is_run_calibration(study)
 
 
-def calibrate_runs(
-    over: str | None,
-    study: Path | None,
-    search: "CalibrationFlags",
-    where: EngineFlags,
-    settings: tuple[str, ...],
-    reading: ReadingFlags,
-    output: Path | None,
-    dry_run: bool,
-    as_json: bool,
+def run_calibration_in(
+    folder: Path, calibration: "RunCalibration", *, dry_run: bool, as_json: bool
 ) -> int:
     """Run what is missing, measure, print and write the rule."""
     from mupscale.recipes.run_calibrating import (
@@ -61,8 +53,6 @@ def calibrate_runs(
     from mupscale.studies import Study
     from mupscale.theory.rule_files import write_rule
 
-    search.refuse("batch or tokens", ("gammas", "repetitions"))
-    calibration, folder = _calibration(over, study, search, where, settings, reading, output)
     print(_cost(calibration), file=sys.stdout if dry_run else sys.stderr)
     if dry_run:
         return 0
@@ -84,7 +74,7 @@ def calibrate_runs(
     return 0 if written else INCONCLUSIVE
 
 
-def _calibration(
+def requested(
     over: str | None,
     study: Path | None,
     search: "CalibrationFlags",
@@ -92,20 +82,22 @@ def _calibration(
     settings: tuple[str, ...],
     reading: ReadingFlags,
     output: Path | None,
-) -> "tuple[RunCalibration, Path]":
+) -> "tuple[Path, RunCalibration]":
+    """The folder of the calibration, and what to run there."""
     from mupscale.recipes.run_calibrating import (
         RunCalibration,
         is_run_calibration,
         run_calibration,
     )
 
+    search.refuse("batch or tokens", ("gammas", "repetitions"))
     if study is not None and study.is_dir() and is_run_calibration(study):
         if search.given or settings or reading.given or output is not None or over is not None:
             raise OptionError(
                 f"{study} is a calibration that has begun and keeps its settings. Leave out the "
                 "other options."
             )
-        return RunCalibration.open(study), study
+        return study, RunCalibration.open(study)
     flags = SearchFlags(
         rule=(search.rule,) if search.rule else (),
         seeds=search.seeds,
@@ -122,7 +114,7 @@ def _calibration(
         )
     )
     folder = output or Path("runs/calibrate") / f"{values['name']}-{'-'.join(axes)}"
-    return run_calibration(values, axes, batches=batches, tokens=tokens), folder
+    return folder, run_calibration(values, axes, batches=batches, tokens=tokens)
 
 
 def _cost(calibration: "RunCalibration") -> str:
