@@ -140,6 +140,19 @@ class TestParts:
                 assert command in str(error.value)
                 assert command in (RESULTS / "README.md").read_text(encoding="utf-8")
 
+    def test_finished_records_need_no_text(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        """A clone has the records and not the text: its answers are printed all the same."""
+        monkeypatch.chdir(tmp_path)
+        folder = tmp_path / "width"
+        shutil.copytree(RESULTS, folder)
+        records = [path.read_bytes() for path in sorted(folder.glob("*/records.jsonl"))]
+        EXPERIMENT.run("cpu", folder)
+        assert [p.read_bytes() for p in sorted(folder.glob("*/records.jsonl"))] == records
+        EXPERIMENT.check_text("cpu", folder)
+        (folder / "256" / "records.jsonl").unlink()
+        with pytest.raises(OptionError, match=r"runs/gcide\.txt does not exist"):
+            EXPERIMENT.run("cpu", folder)
+
     def test_it_runs_the_parts_in_order_and_the_last_at_the_base_best_rate(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):

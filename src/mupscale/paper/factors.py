@@ -26,7 +26,7 @@ from mupscale.paper.catalogue import load
 from mupscale.paper.claims import Claim
 from mupscale.paper.costs import study_work
 from mupscale.paper.experiment import QUIETLY, Execution, Findings, Scale
-from mupscale.paper.rate_study import Parts, RateRuns, RateStudy, refuse_missing_text, run_part
+from mupscale.paper.rate_study import Parts, RateRuns, RateStudy, run_part
 from mupscale.paper.rate_tables import FitAnswer, rate_tables
 from mupscale.paper.sweeps import FIGURES
 from mupscale.paper.width import EXPERIMENT as WIDTH
@@ -111,7 +111,7 @@ class CarriedFactors(RateStudy):
 
     def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         parts, done = self.parts(scale), 0
-        refuse_missing_text(parts)
+        self.check_text(scale, folder)
         self.refuse_missing_rates(scale, folder)
         total = sum(one.runs for part in parts.values() for one in study_work(part))
         for name in parts:  # what the search finds decides the others

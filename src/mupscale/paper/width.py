@@ -22,7 +22,7 @@ from mupscale.paper.catalogue import load
 from mupscale.paper.claims import Claim
 from mupscale.paper.costs import study_work
 from mupscale.paper.experiment import QUIETLY, Execution, Scale
-from mupscale.paper.rate_study import Parts, RateRuns, RateStudy, refuse_missing_text, run_part
+from mupscale.paper.rate_study import Parts, RateRuns, RateStudy, run_part
 from mupscale.paper.rate_tables import (
     ABOVE_ZERO,
     DIVERGED,
@@ -190,7 +190,7 @@ class Width(RateStudy):
 
     def run(self, scale: Scale, folder: Path, how: Execution = QUIETLY) -> None:
         parts, done = self.parts(scale), 0
-        refuse_missing_text(parts)
+        self.check_text(scale, folder)
         total = sum(one.runs for part in parts.values() for one in study_work(part))
         for width in self.widths(scale):
             done += run_part(self.part(scale, width), folder / str(width), how, done, total)
