@@ -77,6 +77,7 @@ def joined(machine: Machine) -> Generator[Processes]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(rank, ranks, device)
+        dist.barrier()  # gloo may abort a rank whose peers have left before it
     finally:
         dist.destroy_process_group()
 
